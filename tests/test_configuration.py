@@ -111,3 +111,10 @@ def test_wrong_change_is_one_line(fsachain, built, change, message):
     (built / "config.yaml").write_text("lang: {silence: SIL}\n")
     given = ("lang", built / "lexicon.txt", built / "other", "--config", built / "config.yaml")
     assert_one_line(fsachain(*given, "--set", change), message)
+
+
+def test_an_option_that_went_away_is_told_and_has_no_influence(tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_text("decoding: {search: {search: viterbi, beam: 9}}\n")
+    assert read_experiment(path).decoding.search.beam == 9
+    assert "config.yaml: decoding.search.search is no option any more" in capsys.readouterr().err

@@ -19,7 +19,7 @@ import click
 import torch
 from torch import nn
 
-from fsachain.cli.options import FILE, option, together
+from fsachain.cli.options import FILE, note, option, together
 from fsachain.data.audio import Perturbation
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.cmvn import CmvnConfig
@@ -409,12 +409,14 @@ class DecodingConfig:
     search: DecoderConfig = field(default_factory=DecoderConfig)
 
 
-def _known(sections: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without decoding.search.search, which models have that were trained when there was a choice of searches."""
+def _known(sections: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Without decoding.search.search, of models and folders made when there was a choice of searches; told of a file."""
     decoding = sections.get("decoding")
     search = decoding.get("search") if isinstance(decoding, Mapping) else None
-    if not isinstance(decoding, Mapping) or not isinstance(search, Mapping):
+    if not isinstance(decoding, Mapping) or not isinstance(search, Mapping) or "search" not in search:
         return sections
+    if where:
+        note(f"{where}: decoding.search.search is no option any more: there is one search")
     kept = {name: value for name, value in search.items() if name != "search"}
     return {**sections, "decoding": {**decoding, "search": kept}}
 
@@ -480,7 +482,7 @@ class Experiment:
     def from_dict(cls, sections: Mapping[str, Any], where: str = "") -> Experiment:
         """The configuration in a plain table; `where` (a file, say) begins the messages."""
         try:
-            return from_dict(cls, _known(sections))
+            return from_dict(cls, _known(sections, where))
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}" if where else str(error)) from error
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -294,7 +295,7 @@ class Checked:
             times = f"{entry.start:.2f} to {entry.start + entry.duration:.2f} s, confidence {entry.confidence:.2f}"
             words.append({"label": entry.label, "kind": kind, "title": times})
         words += [{"label": self.words[n], "kind": "deletion", "title": "not said"} for n in found.skipped]
-        place = as_address(os.path.relpath(part.audio.resolve(), out.resolve()))
+        place = quote(os.path.relpath(part.audio.resolve(), out.resolve()))
         end = "" if part.end is None else f",{part.end:g}"
         stretch = f"#t={part.start:g}{end}" if part.start or end else ""
         return {
@@ -306,14 +307,6 @@ class Checked:
             "words": words,
             "sound": place + stretch,
         }
-
-
-def as_address(path: str) -> str:
-    """A relative path as a page refers to it."""
-    return "".join(
-        c if c.isascii() and (c.isalnum() or c in "/._-~") else "".join(f"%{b:02X}" for b in c.encode())
-        for c in path
-    )
 
 
 SUMMARY = "utterance\tspeaker\tsuspicion\tseconds\twords\tconfidence\tlowest\tskipped\tother_seconds\tnot_said\treason\n"
