@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from fsachain.backends import dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
+from fsachain.errors import ShapeError
 from fsachain.loss.autograd import Operator, new_buffer
 from fsachain.loss.base import (
     EXCLUDED_OBJF,
@@ -50,6 +51,7 @@ def _lfmmi(given: SequenceCall) -> Terms:
     shares, into = -given.denominator_scale * factors, gradient
     signed = torch.where(num_ok, shares, 0.0)
     if given.consistency:
+        _check_views(given, numerators.names)
         signed, into = num_ok.to(shares.dtype), new_buffer(nnet_output, True)
 
     def denominator(batch: TableBatch, part: dispatch.Call, at: Any, out: Tensor) -> tuple[Tensor]:
@@ -67,6 +69,18 @@ def _lfmmi(given: SequenceCall) -> Terms:
         ok = torch.isfinite(values)
         term = _consistency(into, scores.detach(), given.consistency * factors, ok, gradient)
     return finish(given, call, found, gradient, numerator, term)
+
+
+def _check_views(given: SequenceCall, names: Sequence[str]) -> None:
+    half = len(given.lengths) // 2
+    for argument, values in (("lengths", given.lengths), ("denominator_of", given.denominator_of)):
+        one, other = values[:half].tolist(), values[half:].tolist()
+        for n in range(half):
+            if one[n] != other[n]:
+                raise ShapeError(
+                    f"{argument} has {one[n]} for one view of {names[n]!r} and {other[n]} for the other (rows {n} and "
+                    f"{half + n}); expected the same"
+                )
 
 
 def _consistency(occupancy: Tensor, scores: Tensor, factors: Tensor, ok: Tensor, gradient: Tensor) -> Tensor:
