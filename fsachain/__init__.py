@@ -55,13 +55,14 @@ _NAMES = {  # by module
     "loss.chunks": "transducer_loss",
     "loss.ctc": "CTCLoss ctc_loss",
     "loss.grid": "mutual_information_recursion",
-    "loss.lattice": "TransducerAlignment TransducerLattice TransducerOccupancy rnnt_lattice",
     "loss.lfmmi": "LFMMILoss",
     "loss.mbr": "MBRLoss expected_accuracy",
     "loss.pruned": (
         "do_rnnt_pruning get_rnnt_prune_ranges rnnt_loss_pruned rnnt_loss_simple rnnt_loss_smoothed"
     ),
-    "loss.rnnt": "RNNTLoss rnnt_loss",
+    "loss.rnnt": (
+        "RNNTLoss TransducerAlignment TransducerLattice TransducerOccupancy rnnt_lattice rnnt_loss"
+    ),
     "loss.total": "total_log_prob",
     "loss.variants": "hat_lattice hat_loss multi_blank_loss tdt_lattice tdt_loss",
     "table": "TransitionTable compile_table",

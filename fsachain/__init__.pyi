@@ -230,18 +230,6 @@ from fsachain.loss.ctc import (
     ctc_loss as ctc_loss,
 )
 from fsachain.loss.grid import mutual_information_recursion as mutual_information_recursion
-from fsachain.loss.lattice import (
-    TransducerAlignment as TransducerAlignment,
-)
-from fsachain.loss.lattice import (
-    TransducerLattice as TransducerLattice,
-)
-from fsachain.loss.lattice import (
-    TransducerOccupancy as TransducerOccupancy,
-)
-from fsachain.loss.lattice import (
-    rnnt_lattice as rnnt_lattice,
-)
 from fsachain.loss.lfmmi import LFMMILoss as LFMMILoss
 from fsachain.loss.mbr import (
     MBRLoss as MBRLoss,
@@ -266,6 +254,18 @@ from fsachain.loss.pruned import (
 )
 from fsachain.loss.rnnt import (
     RNNTLoss as RNNTLoss,
+)
+from fsachain.loss.rnnt import (
+    TransducerAlignment as TransducerAlignment,
+)
+from fsachain.loss.rnnt import (
+    TransducerLattice as TransducerLattice,
+)
+from fsachain.loss.rnnt import (
+    TransducerOccupancy as TransducerOccupancy,
+)
+from fsachain.loss.rnnt import (
+    rnnt_lattice as rnnt_lattice,
 )
 from fsachain.loss.rnnt import (
     rnnt_loss as rnnt_loss,

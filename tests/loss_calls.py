@@ -26,8 +26,8 @@ from fsachain import (
     total_log_prob,
     transducer_loss,
 )
-from fsachain.loss.lattice import TransducerLattice
 from fsachain.loss.mbr import MBRLoss
+from fsachain.loss.rnnt import TransducerLattice
 
 TARGETS = torch.tensor([[1, 2], [2, 3]])
 FRAMES, COUNTS = torch.tensor([4, 4]), torch.tensor([2, 2])

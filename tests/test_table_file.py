@@ -18,8 +18,7 @@ from fsachain.graph.lexicon import Lexicon, lm_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.shards import NumeratorMaker, TableShards, make_shards
 from fsachain.graph.topology import Topology
-from fsachain.table import ArcView
-from fsachain.table_file import TableFile, write_tables
+from fsachain.table import ArcView, TableFile, write_tables
 
 
 def assert_equal_tables(found, expected):

@@ -25,7 +25,7 @@ from fsachain.kaldi.archive import read_value
 from fsachain.openfst import MAGIC, read_fst
 from fsachain.progress import counter
 from fsachain.stream import open_file
-from fsachain.table_file import TableFile
+from fsachain.table import TableFile
 
 DIFFERENT = 1  # exit status of `equivalent`
 GRAPHS = (".fst", ".txt")

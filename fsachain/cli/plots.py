@@ -41,7 +41,7 @@ from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.files import read_npz
 from fsachain.fsa import Fsa
 from fsachain.graph.numerator import build_numerator, load_numerators
-from fsachain.loss.lattice import rnnt_lattice
+from fsachain.loss.rnnt import rnnt_lattice
 from fsachain.plot import alignment, graph, occupancy, results
 from fsachain.plot.canvas import save_figure
 from fsachain.plot.occupancy import OccupancyPanel

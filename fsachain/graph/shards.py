@@ -26,8 +26,7 @@ from fsachain.graph.context import ContextTree
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import Numerator, build_numerator, made_with, told_floored
-from fsachain.table import TransitionTable, compile_table
-from fsachain.table_file import VERSION, TableFile, write_tables
+from fsachain.table import VERSION, TableFile, TransitionTable, compile_table, write_tables
 
 SUFFIX = ".tables"
 DEFAULT_SHARD_SIZE = 2000

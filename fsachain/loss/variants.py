@@ -15,8 +15,7 @@ from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ConfigError
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import arguments
-from fsachain.loss.lattice import TransducerLattice, lattice_of
-from fsachain.loss.rnnt import RnntCall, rnnt, rnnt_call
+from fsachain.loss.rnnt import RnntCall, TransducerLattice, lattice_of, rnnt, rnnt_call
 
 _Given = tuple[Tensor, Any, Any, Any]  # logits, targets and the lengths of both
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from fsachain.loss.lattice import TransducerLattice
+    from fsachain.loss.rnnt import TransducerLattice
 
 START = "(start)"
 _PANEL_HEIGHT = 2.6

@@ -30,8 +30,7 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator, load_numerators, save_numerators
 from fsachain.graph.topology import Topology
 from fsachain.nn.tdnnf import Tdnnf
-from fsachain.table import TransitionTable, compile_table
-from fsachain.table_file import TableFile, write_tables
+from fsachain.table import TableFile, TransitionTable, compile_table, write_tables
 from fsachain.train.checkpoint import Checkpoint
 from fsachain.train.config import load_yaml
 from fsachain.train.log import JsonLinesLog
