@@ -62,7 +62,7 @@ struct BackwardFrame {
   }
 
   // Equation (6) for the pairs of a shard, in place of u, and their v.
-  DEVICE void pairs(const Shard& shard, const BackwardMemory& memory) const {
+  DEVICE void pairs(const Shard& shard, const BackwardMemory& memory, const Exchange& exchange) const {
 #pragma unroll 1
     for (int q = first_row(); q < shard.pair_rows; q += row_step()) {
       const Pair pair = shard.pairs[q];
@@ -81,7 +81,7 @@ struct BackwardFrame {
         value.lane[v] = Number::normalize(Number::product(prob.lane[v], b));
       }
       store(history, shard.pair_base + q, prefetched);
-      store_in_all(memory.values, shard.pair_base + q, value);
+      exchange.store(row_of(memory.values, shard.pair_base + q), value);
     }
   }
 
@@ -151,6 +151,7 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
   history += group[kHistory];
 
   unsigned char* free = shared_memory;
+  Exchange exchange(take<Arrivals>(free, kArrivals), peers.rank);
   const BackwardMemory memory(group, work, free);
   BlockShards shards({shard_fields, chunks, segments, arcs, entries, pair_list}, peers, group, free);
   const WindowProbs prob = {probs + group[kProbs], memory.ring, group[kColumns], begin};
@@ -175,17 +176,17 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
       frame.from_final |= 1u << v;
       frame.total.lane[v] = vector[2 * states + 1];
     }
-    for (int s = peers.rank; shards.has(s); s = shards.next(s)) frame.pairs(shards.get(s), memory);
-    peers.sync();
+    for (int s = peers.rank; shards.has(s); s = shards.next(s)) frame.pairs(shards.get(s), memory, exchange);
+    peers.sync(exchange, group[kFilledPairs]);
     // What the next frame reads comes while this one sums its arcs.
     if (t > turn.begin) prob.prefetch(t - 1);
     if (t > turn.begin) memory.prefetch_history(shards.loaded, frame_history - frame_rows);
     for (int s = peers.rank; shards.has(s); s = shards.next(s)) {
       const Row shard_total = frame.states(shards.get(s), memory);
-      if (LEAK) memory.sum.give(t & 1, s, shard_total);
+      if (LEAK) memory.sum.give(t & 1, s, shard_total, exchange);
     }
     wait_for_copies();
-    peers.sync();
+    peers.sync(exchange, LEAK ? memory.sum.count : 0);
     total = LEAK ? memory.sum.total(t & 1) : frame.total;
   }
 

@@ -72,6 +72,7 @@ struct Carried {
 
 // One frame as a thread sees it.
 struct ForwardFrame {
+  const Exchange& exchange;
   const Value* alphas;
   Value* next_alphas;
   const Value* probs;
@@ -130,7 +131,7 @@ struct ForwardFrame {
       for (int v = 0; v < LANES; ++v)
         if (ended >> v & 1) alpha.lane[v] = old.lane[v];
     }
-    store_in_all(next_alphas, segment.row, alpha);
+    exchange.store(row_of(next_alphas, segment.row), alpha);
     if (LEAK)
       for (int v = 0; v < LANES; ++v) shard_total.lane[v] = Number::sum(shard_total.lane[v], alpha.lane[v]);
   }
@@ -204,6 +205,7 @@ ENTRY forward(const long long* groups, const long long* shard_fields, const fsac
   const int last = min(turn.end, own.longest);
 
   unsigned char* free = shared_memory;
+  Exchange exchange(take<Arrivals>(free, kArrivals), peers.rank);
   const ForwardMemory memory(group, work, free);
   BlockShards shards({shard_fields, chunks, segments, arcs, entries, nullptr}, peers, group, free);
   const WindowProbs prob = {probs + group[kProbs], memory.ring, group[kColumns], begin};
@@ -214,17 +216,18 @@ ENTRY forward(const long long* groups, const long long* shard_fields, const fsac
   wait_for_copies();
   peers.sync();
   const Value leak = LEAK ? Number::from_log(log_leak) : Number::zero();
+  const long long rows = states + (LEAK ? memory.sum.count : 0);
   for (int t = turn.begin; t < last; ++t) {
     if (t + 1 < last) prob.prefetch(t + 1);
-    ForwardFrame frame = {memory.alphas_at(t), memory.alphas_at(t + 1), prob.of(t), nullptr, carried.total, leak, 0};
+    ForwardFrame frame = {exchange, memory.alphas_at(t), memory.alphas_at(t + 1), prob.of(t), nullptr, carried.total, leak, 0};
     if (history != nullptr) frame.history = history + (t - begin) * frame_rows;
     frame.ended = carried.begin_frame(own, t);
     for (int s = peers.rank; shards.has(s); s = shards.next(s)) {
       const Row shard_total = frame.shard(shards.get(s), memory.partials);
-      if (LEAK) memory.sum.give(t & 1, s, shard_total);
+      if (LEAK) memory.sum.give(t & 1, s, shard_total, exchange);
     }
     wait_for_copies();
-    peers.sync();
+    peers.sync(exchange, rows);
     if (LEAK) carried.end_frame(memory.sum.total(t & 1), frame.ended, least);
   }
 

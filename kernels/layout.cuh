@@ -34,6 +34,7 @@ enum GroupField {
   kBackwardPartials,
   kMaxShardStates,   // states of the shard with most of them
   kMaxShardPairs,    // rows of pairs likewise
+  kFilledPairs,      // rows of `pairs` without holes
   kGrowth,           // by how much arcs and finals may change an exponent, in powers of two
   kGroupFields
 };

@@ -1,11 +1,11 @@
 // Where the values of a frame lie, and how the blocks that work on one group of sequences meet.
 //
 // ON_CHIP 1: the blocks of a cluster (CLUSTER of them, a shard each) hold all alphas in shared memory. A block writes its
-// states'   new alphas into the shared memory of every block; one barrier of the cluster ends a frame. A thread has a
-// segment to itself   and LANES sequences.
+// states' new alphas into the shared memory of every block; one `Exchange` ends a frame. A thread has a segment to itself and
+// LANES sequences.
 // ON_CHIP 0: alphas in global memory, 32 / CHUNK sequences of a group side by side. Several blocks work through the shards
-// and   meet at a counter in memory. With CHUNK 1 a warp has a segment and a lane of it a sequence: what is read for an arc
-// are 32   neighbours. A group of own tables has one sequence and CHUNK 32.
+// and meet at a counter in memory. With CHUNK 1 a warp has a segment and a lane of it a sequence: what is read for an arc are
+// 32 neighbours. A group of own tables has one sequence and CHUNK 32.
 //
 // Row r of either lies at r * kSequences + the thread's first sequence.
 
@@ -168,21 +168,11 @@ struct Shards {
   }
 };
 
+DEVICE Row* row_of(Value* rows, long long r) { return reinterpret_cast<Row*>(rows + r * kSequences + first_lane()); }
 DEVICE void load(Row& row, const Value* rows, long long r) {
   row = *reinterpret_cast<const Row*>(rows + r * kSequences + first_lane());
 }
-DEVICE void store(Value* rows, long long r, const Row& row) {
-  *reinterpret_cast<Row*>(rows + r * kSequences + first_lane()) = row;
-}
-
-// Writes a row at the same place of every peer.
-DEVICE void store_in_all(Value* rows, long long r, const Row& row) {
-#if ON_CHIP && CLUSTER > 1
-  for (int rank = 0; rank < CLUSTER; ++rank) store(in_block(rows, rank), r, row);
-#else
-  store(rows, r, row);
-#endif
-}
+DEVICE void store(Value* rows, long long r, const Row& row) { *row_of(rows, r) = row; }
 
 // The blocks that work on one group: which this one is, and their barrier, after which each sees what the others wrote.
 struct Peers {
@@ -204,6 +194,14 @@ struct Peers {
     sync_cluster();
 #endif
   }
+  // The same at the end of an exchange of rows, of which each block is given so many.
+  DEVICE void sync(Exchange& exchange, long long rows) const {
+#if ON_CHIP
+    exchange.end(static_cast<unsigned>(rows * sizeof(Row)));
+#else
+    sync();
+#endif
+  }
 };
 
 // The sum over the threads of a warp that have the same sequences, in every one of them.
@@ -223,11 +221,11 @@ struct PeerSum {
   Value* of_warps;   // rows in shared memory, one for each warp
   int count;
 
-  DEVICE void give(int turn, int shard, Row sum) const {
+  DEVICE void give(int turn, int shard, Row sum, const Exchange& exchange) const {
     sum = warp_sum(sum);
 #if ON_CHIP
-    if (lane_of_warp() < kAcross) store_in_all(collected, (turn * CLUSTER + shard) * warps_of_block() + warp_of_block(),
-    sum);
+    const int r = (turn * CLUSTER + shard) * warps_of_block() + warp_of_block();
+    if (lane_of_warp() < kAcross) exchange.store(row_of(collected, r), sum);
 #else
     if (lane_of_warp() < kAcross) store(of_warps, warp_of_block(), sum);
     __syncthreads();

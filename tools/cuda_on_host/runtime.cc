@@ -175,6 +175,91 @@ unsigned char* shared_memory_of_rank(void* own, unsigned rank) {
   return thread.team->blocks[block.cluster * thread.team->launch->cluster + rank]->shared + offset;
 }
 
+namespace {
+
+// What the eight bytes of an mbarrier hold: bytes that have still to come, arrivals that have, of how many, and the parity of
+// the phase; the rest is a mark.
+struct Phase {
+  int bytes;
+  unsigned pending, blocks, parity;
+};
+const Wide kMark = 0x33;
+
+Phase phase_of(Wide word) {
+  if (word >> 57 != kMark) current().team->fail(name_of(current()) + ": an mbarrier that has not been initialised");
+  return {static_cast<int>(static_cast<std::uint32_t>(word)), static_cast<unsigned>(word >> 32 & 0xfff),
+          static_cast<unsigned>(word >> 44 & 0xfff), static_cast<unsigned>(word >> 56 & 1)};
+}
+Wide word_of(const Phase& phase) {
+  return kMark << 57 | Wide(phase.parity) << 56 | Wide(phase.blocks) << 44 | Wide(phase.pending) << 32 |
+         static_cast<std::uint32_t>(phase.bytes);
+}
+
+// An arrival publishes what its thread has done, but two arrivals are not ordered.
+void count_at(Wide* at, int bytes, unsigned arrivals) {
+  Thread& thread = current();
+  Wide before = __atomic_load_n(at, __ATOMIC_RELAXED), after = 0;
+  do {
+    Phase phase = phase_of(before);
+    if (arrivals > phase.pending)
+      thread.team->fail(name_of(thread) + ": an arrival at an mbarrier whose phase has all of its arrivals");
+    phase.pending -= arrivals;
+    phase.bytes += bytes;
+    if (phase.bytes <= -(1 << 20) || phase.bytes >= 1 << 20)
+      thread.team->fail(name_of(thread) + ": an mbarrier counts 2^20 bytes or more");
+    if (phase.pending == 0 && phase.bytes == 0) phase = {0, phase.blocks, phase.blocks, phase.parity ^ 1};
+    after = word_of(phase);
+  } while (!__atomic_compare_exchange_n(at, &before, after, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED));
+  thread.team->progress.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void start_arrivals(Wide* own, unsigned blocks) {
+  __atomic_store_n(own, word_of({0, blocks, blocks, 0}), __ATOMIC_RELAXED);
+}
+
+void arrive(Wide* at, unsigned bytes) {
+  count_at(at, static_cast<int>(bytes), 1);
+}
+
+// A store may arrive at once, or as late as somebody waits for it. Where fibers run, every second one does the latter; threads
+// of the system do the former, and a sanitizer sees who reads too early.
+void store_async(void* to, const void* value, unsigned bytes, Wide* arrivals) {
+  Thread& thread = current();
+  const unsigned alignment = bytes < 16 ? bytes : 16;
+  if ((bytes != 4 && bytes != 8 && bytes % 16 != 0) || bytes > sizeof Late().bytes ||
+      reinterpret_cast<std::uintptr_t>(to) % alignment != 0)
+    thread.team->fail(text("%s: st.async of %u bytes to %p", name_of(thread).c_str(), bytes, to));
+  if (fibers && (++thread.team->stores * 2654435761u >> 31) != 0) {
+    thread.team->late.push_back({to, {}, bytes, arrivals});
+    memcpy(thread.team->late.back().bytes, value, bytes);
+    return;
+  }
+  memcpy(to, value, bytes);
+  count_at(arrivals, -static_cast<int>(bytes), 0);
+}
+
+void await_arrivals(Place place, Wide* own, unsigned parity) {
+  Thread& thread = current();
+  std::vector<Late>& late = thread.team->late;
+  thread.file.store(place.file, std::memory_order_relaxed);
+  thread.line.store(place.line, std::memory_order_relaxed);
+  thread.waits_at.store(place.what, std::memory_order_relaxed);
+  while (true) {
+    for (std::size_t i = late.size(); i-- > 0;) {
+      if (late[i].arrivals != own) continue;
+      const Late store = late[i];
+      late.erase(late.begin() + static_cast<std::ptrdiff_t>(i));
+      memcpy(store.to, store.bytes, store.count);
+      count_at(own, -static_cast<int>(store.count), 0);
+    }
+    if (phase_of(__atomic_load_n(own, __ATOMIC_ACQUIRE)).parity != parity) break;
+    rest(20);
+  }
+  thread.waits_at.store(nullptr, std::memory_order_relaxed);
+}
+
 unsigned cluster_rank() {
   return current().block->rank;
 }

@@ -106,6 +106,14 @@ struct Thread : Self {
   std::atomic<int> line{0};
 };
 
+// An asynchronous store that has not arrived yet.
+struct Late {
+  void* to;
+  unsigned char bytes[64];
+  unsigned count;
+  Wide* arrivals;
+};
+
 // The blocks that run at once, and the threads of them.
 struct Team {
   const CudaOnHostLaunch* launch = nullptr;
@@ -120,6 +128,8 @@ struct Team {
   // where a barrier does it, lest it orders threads which the kernel does not order.
   std::atomic<std::uint64_t> counts{0};
   std::atomic<std::uint64_t> progress{0};
+  std::vector<Late> late;  // where fibers run
+  unsigned stores = 0;
 
   void build(const CudaOnHostLaunch* asked, Failure* shared_failure, unsigned own_slot, unsigned blocks_at_once);
   void start(unsigned long long first_block);
@@ -332,6 +342,11 @@ inline void Team::leave(Thread& thread) {
   progress.fetch_add(1, std::memory_order_relaxed);
   // A block that has ended gives its shared memory back, whatever its peers still want there.
   if (launch->cluster > 1 && thread.block->unfinished.fetch_sub(1) == 1) {
+    for (const Late& store : late) {
+      const std::ptrdiff_t offset = static_cast<unsigned char*>(store.to) - thread.block->shared;
+      if (offset >= 0 && offset < static_cast<std::ptrdiff_t>(launch->shared_bytes))
+        fail(text("%s ends while stores to the shared memory of its block are under way", name_of(thread).c_str()));
+    }
     memset(thread.block->shared, kGuardByte, launch->shared_bytes);
 #ifdef __SANITIZE_ADDRESS__
     ASAN_POISON_MEMORY_REGION(thread.block->shared, launch->shared_bytes);

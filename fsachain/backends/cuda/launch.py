@@ -129,6 +129,7 @@ def kernels_of(
         CLUSTER=plan.cluster,
         ARCS_ON_CHIP=plan.arcs_on_chip,
         METADATA_ON_CHIP=plan.metadata_on_chip,
+        ASYNC_STORES=plan.async_stores,
         THREADS=plan.threads,
         EXPONENTS=form == EXPONENTS,
         LOGS=form == LOGS,

@@ -46,13 +46,15 @@ ARC_BYTES = (8, 16, 16)
 # As the enum GroupField of layout.cuh.
 GROUP = fields_of(
     "shards first_shard states pairs columns vectors first_column first_pair_row probs history state work forward_partials "
-    "backward_partials max_shard_states max_shard_pairs growth"
+    "backward_partials max_shard_states max_shard_pairs filled_pairs growth"
 )
 OF_GROUP = ("probs", "history", "state", "work")  # fields of a group that say where its values begin
 FIRST_OF_GROUP = list(GROUP.fields or ()).index("probs")
 
 # Where there is room: a barrier of a cluster empties the first-level cache, from which metadata would come else.
 METADATA_ON_CHIP = True
+# Blocks of a cluster hand on values without its barrier, which waits for stores to global memory too.
+ASYNC_STORES = True
 SPREAD = True  # see `Division`
 PARTIALS = ("forward_partials", "backward_partials")
 MAX_LANES = 4
@@ -70,7 +72,7 @@ class Plan(NamedTuple):
 
     on_chip: values in shared memory, else in global memory. cluster: blocks of a cluster, 1 in memory. threads: of a block.
     arcs_on_chip: arcs in shared memory too. max_lanes: sequences of a thread at most. chunk: segments of a chunk.
-    metadata_on_chip: chunks, segments, entries and pairs in shared memory as well.
+    metadata_on_chip: chunks, segments, entries and pairs in shared memory as well. async_stores: see `Exchange` of cluster.cuh.
     """
 
     on_chip: bool
@@ -80,6 +82,7 @@ class Plan(NamedTuple):
     max_lanes: int
     chunk: int
     metadata_on_chip: bool = False
+    async_stores: bool = False
 
     def sequences(self, lanes: int) -> int:
         """Sequences of a group whose threads have `lanes` each."""
@@ -120,7 +123,15 @@ class PlannedTables:
     def fields(self) -> Integers:
         """[tables, `GROUP`]: what does not depend on the sequences; 0 for the rest."""
         sizes, fields = self.sizes, np.zeros(len(self.sizes), GROUP)
-        for name in ("shards", "states", "pairs", "columns", "max_shard_states", "max_shard_pairs"):
+        for name in (
+            "shards",
+            "states",
+            "pairs",
+            "columns",
+            "max_shard_states",
+            "max_shard_pairs",
+            "filled_pairs",
+        ):
             fields[name] = sizes[name]
         for name in PARTIALS:
             fields[name] = sizes[name if self.plan.on_chip else f"all_{name}"]
@@ -258,9 +269,8 @@ def _on_chip(table: TransitionTable, cluster: int) -> tuple[Plan, Division]:
     arcs = table.num_arcs // cluster
     threads = next((size for size in (64, 128, 256) if arcs <= 8 * size), MOST_THREADS)
     longest = next((size for size in (16, 32) if arcs <= 3 * size * threads), 64)
-    return Plan(True, cluster, threads, True, MAX_LANES, WARP), Division(
-        (cluster,), WARP, longest, spread=SPREAD
-    )
+    plan = Plan(True, cluster, threads, True, MAX_LANES, WARP, async_stores=ASYNC_STORES and cluster > 1)
+    return plan, Division((cluster,), WARP, longest, spread=SPREAD)
 
 
 def _with_most_lanes(

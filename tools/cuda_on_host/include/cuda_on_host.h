@@ -73,6 +73,11 @@ void wait_grid(Place place);
 void arrive_cluster(Place place);
 void wait_cluster(Place place);
 unsigned char* shared_memory_of_rank(void* own, unsigned rank);
+// Barriers of PTX (mbarrier), one in eight bytes of shared memory, and stores to another block that they count (st.async).
+void start_arrivals(Wide* own, unsigned blocks);
+void arrive(Wide* at, unsigned bytes);
+void await_arrivals(Place place, Wide* own, unsigned parity);
+void store_async(void* to, const void* value, unsigned bytes, Wide* arrivals);
 unsigned cluster_rank();
 unsigned cluster_blocks();
 void fence();
