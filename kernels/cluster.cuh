@@ -80,7 +80,8 @@ __device__ __forceinline__ void await_arrivals(Arrivals* own, unsigned parity) {
 template <typename T>
 __device__ __forceinline__ void store_async(T* own, int rank, const T& value, Arrivals* arrivals) {
   const unsigned to = shared_in_block(own, rank), at = shared_in_block(arrivals, rank);
-  const unsigned* part = reinterpret_cast<const unsigned*>(&value);
+  unsigned part[sizeof(T) / 4];
+  memcpy(part, &value, sizeof(T));
   if constexpr (sizeof(T) == 4)
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(to), "r"(part[0]),
                  "r"(at)

@@ -36,7 +36,12 @@ CUDA_FOLDERS = ("usr/local/cuda/bin", "usr/local/cuda/compute-sanitizer", "opt/n
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 TABLES = ("denominator", "numerators", "loss", "ctc", "bigram", "transducer")  # of tools.bench.gpu_tables
 # The A/B part: of tools.bench.gpu_report, whose rows are compared with those of "bench: denominator".
-VARIANTS = ("metadata through the cache", "arcs in their own order", "at most 2 sequences of a thread")
+VARIANTS = (
+    "metadata through the cache",
+    "blocks meet at the cluster's barrier",
+    "arcs in their own order",
+    "at most 2 sequences of a thread",
+)
 # Families of tools.gpu_driver, as they share a process under a sanitizer.
 FAMILIES = (
     ("cluster of 1", "cluster of 2", "cluster of 4"),

@@ -2,6 +2,10 @@
 
 #include <cooperative_groups.h>
 
+#define CLUSTER 2
+#define ASYNC_STORES 1
+#include "../../kernels/cluster.cuh"
+
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cg = cooperative_groups;
@@ -141,4 +145,33 @@ extern "C" __global__ void cluster_wait_alone(int* out) {
 extern "C" __global__ void grid_barrier(int* out) {
   cg::this_grid().sync();
   out[0] = 1;
+}
+
+// Exchanges of a cluster of two: `FAULT` says what is wrong with them.
+#ifndef FAULT
+#define FAULT 0
+#endif
+enum Fault { kNone, kReadsEarly, kWrongPhase, kNoExchangeBetween, kAwaitsMore, kNotStarted, kArrivesTwice, kLeavesEarly };
+
+extern "C" __global__ void __cluster_dims__(2, 1, 1) exchange_twice(int* out) {
+  const int rank = cg::this_cluster().block_rank(), count = blockDim.x;
+  fsachain::Arrivals* arrivals = reinterpret_cast<fsachain::Arrivals*>(shared_memory);
+  int* box = reinterpret_cast<int*>(shared_memory + 2 * sizeof(fsachain::Arrivals));
+  fsachain::Exchange exchange(arrivals, rank);
+  if (FAULT == kNotStarted) arrivals[threadIdx.x % 2] = 0;
+  box[threadIdx.x] = box[count + threadIdx.x] = -1;
+  fsachain::sync_cluster();
+  int value = blockIdx.x * count + threadIdx.x, sum = 0;
+  for (int round = 0; round < 2; ++round) {
+    exchange.store(box + rank * count + threadIdx.x, value);
+    if (FAULT == kReadsEarly) sum += box[(1 - rank) * count + threadIdx.x];
+    if (FAULT == kWrongPhase) fsachain::await_arrivals(arrivals, 1 - round);  // that of the phase before
+    if (FAULT == kWrongPhase) sum += box[(1 - rank) * count + threadIdx.x];
+    if (FAULT == kArrivesTwice && threadIdx.x == 2) fsachain::arrive_at(arrivals, rank);
+    if (FAULT == kLeavesEarly && rank == 1) return;
+    exchange.end(2 * count * sizeof(int) + (FAULT == kAwaitsMore ? 4 : 0));
+    value = box[(1 - rank) * count + threadIdx.x];
+    if (FAULT != kNoExchangeBetween) exchange.end(0);  // before the box is written anew
+  }
+  out[blockIdx.x * count + threadIdx.x] = value + sum;
 }

@@ -2,6 +2,8 @@
 
 #include <cooperative_groups.h>
 
+#include "../../kernels/cluster.cuh"
+
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cg = cooperative_groups;
@@ -57,6 +59,22 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) hand_round(int* out, 
     value = box[(round % 2) * blockDim.x + threadIdx.x];
   }
   out[blockIdx.x * blockDim.x + threadIdx.x] = value;
+}
+
+// The blocks of a cluster hand all of their numbers to all blocks, `rounds` times; each thread takes its neighbour's of the next.
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) exchange(int* out, int rounds) {
+  const int rank = cg::this_cluster().block_rank(), count = blockDim.x;
+  int* boxes = reinterpret_cast<int*>(shared_memory + 2 * sizeof(fsachain::Arrivals));
+  fsachain::Exchange exchange(reinterpret_cast<fsachain::Arrivals*>(shared_memory), rank);
+  fsachain::sync_cluster();
+  int value = blockIdx.x * count + threadIdx.x;
+  for (int round = 0; round < rounds; ++round) {
+    int* box = boxes + round % 2 * CLUSTER * count;
+    exchange.store(box + rank * count + threadIdx.x, value);
+    exchange.end(CLUSTER * count * sizeof(int));
+    value = box[(rank + 1) % CLUSTER * count + (threadIdx.x + 1) % count];
+  }
+  out[blockIdx.x * count + threadIdx.x] = value;
 }
 
 // A barrier for all blocks of a grid, as kernels of a cooperative launch make it from a counter.

@@ -25,6 +25,10 @@ def sound(name, cluster=1, cooperative=False):
     return KernelSpec("sound.cu", name, (("CLUSTER", cluster),), cluster, cooperative)
 
 
+def sound_exchange(asynchronous, cluster=4):
+    return KernelSpec("sound.cu", "exchange", (("CLUSTER", cluster), ("ASYNC_STORES", asynchronous)), cluster)
+
+
 def planted(name, cluster=1, cooperative=False):
     return KernelSpec("planted.cu", name, (), cluster, cooperative)
 
@@ -106,14 +110,78 @@ def pass_on_arguments(device):
         (sound("sum_rows_by_warps"), 3, sum_arguments),
         (sound("hand_round", 2), 4, lambda device: [device.empty(4 * 64 * 4), 3]),
         (sound("pass_on", cooperative=True), 4, pass_on_arguments),
+        (sound_exchange(1), 8, lambda device: [device.empty(8 * 64 * 4), 3]),
     ],
 )
 def test_sanitizers_find_nothing_in_sound_kernels(sanitizer, kernel, grid, arguments):
-    replay(recorded(kernel, grid, 512, arguments), sanitizer)
+    replay(recorded(kernel, grid, 16 + 2 * 4 * 64 * 4, arguments), sanitizer)
 
 
 def one_buffer(device):
     return [upload(device, np.zeros(64, np.int32))]
+
+
+FAULTS = "none,reads early,wrong phase,no exchange between,awaits more,not started,arrives twice,leaves early"
+
+
+def exchange_with(fault):
+    number = FAULTS.split(",").index(fault)
+    return KernelSpec("planted.cu", "exchange_twice", (("FAULT", number),), 2)
+
+
+EXCHANGE_BYTES = 16 + 2 * 64 * 4
+
+
+@both_threads
+@pytest.mark.parametrize("asynchronous", [0, 1])
+def test_an_exchange_hands_every_value_to_every_block(threads, asynchronous):
+    device, rounds, cluster = host(threads), 5, 4
+    out = device.empty(8 * 64 * 4)
+    device.launch(sound_exchange(asynchronous), 8, 64, 16 + 2 * cluster * 64 * 4, [out, rounds])
+    blocks = np.arange(8)
+    blocks = blocks // cluster * cluster + (blocks + rounds) % cluster
+    np.testing.assert_array_equal(
+        out.read(np.int32, (8, 64)), 64 * blocks[:, None] + (np.arange(64) + rounds) % 64
+    )
+
+
+@both_threads
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (
+            "awaits more",
+            r"returned for 2 s:\n  block \(0, 0\): 64 of 64 threads in mbarrier.try_wait at cluster.cuh",
+        ),
+        ("not started", "an mbarrier that has not been initialised"),
+        ("arrives twice", "an arrival at an mbarrier whose phase has all of its arrivals"),
+    ],
+)
+def test_an_exchange_that_goes_wrong_ends_the_launch(threads, fault, message):
+    device = host(threads)
+    with pytest.raises(HostError, match=rf"planted.cu: exchange_twice: (.|\n)*{message}"):
+        device.launch(exchange_with(fault), 2, 64, EXCHANGE_BYTES, [device.empty(2 * 64 * 4)])
+
+
+def test_a_block_may_not_end_while_stores_to_it_are_under_way():
+    device = host()
+    with pytest.raises(HostError, match="ends while stores to the shared memory of its block are under way"):
+        device.launch(exchange_with("leaves early"), 2, 64, EXCHANGE_BYTES, [device.empty(2 * 64 * 4)])
+
+
+@pytest.mark.parametrize("fault", ["reads early", "wrong phase", "no exchange between"])
+def test_values_of_an_exchange_that_are_read_too_early_or_written_too_early_are_wrong_and_a_race(fault):
+    results = []
+    for kernel in (exchange_with("none"), exchange_with(fault)):
+        device = host()
+        out = device.empty(2 * 64 * 4)
+        device.launch(kernel, 2, 64, EXCHANGE_BYTES, [out])
+        results.append(out.read(np.int32))
+    assert (results[0] != results[1]).any()
+    arguments = lambda device: [device.empty(2 * 64 * 4)]  # noqa: E731
+    with pytest.raises(SanitizerError, match=r"THREAD: exit 66\n=*\nWARNING: .*data race"):
+        replay(recorded(exchange_with(fault), 2, EXCHANGE_BYTES, arguments), Sanitizer.THREAD)
+    replay(recorded(exchange_with("none"), 2, EXCHANGE_BYTES, arguments), Sanitizer.THREAD)
 
 
 def counted(device):

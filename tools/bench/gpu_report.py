@@ -48,6 +48,7 @@ TINY_HOST = workloads.Sizes(
 # What `--variant` changes: one thing of the plans, all else as it is, so that the rows of two runs tell what that is worth.
 VARIANTS = {
     "metadata through the cache": ("METADATA_ON_CHIP", False),
+    "blocks meet at the cluster's barrier": ("ASYNC_STORES", False),
     "arcs in their own order": ("SPREAD", False),
     "at most 2 sequences of a thread": ("MAX_LANES", 2),
 }

@@ -72,7 +72,7 @@ class Plan(NamedTuple):
 
     on_chip: values in shared memory, else in global memory. cluster: blocks of a cluster, 1 in memory. threads: of a block.
     arcs_on_chip: arcs in shared memory too. max_lanes: sequences of a thread at most. chunk: segments of a chunk.
-    metadata_on_chip: chunks, segments, entries and pairs in shared memory as well. async_stores: see `Exchange` of cluster.cuh.
+    metadata_on_chip: chunks, segments, entries and pairs in shared memory as well. async_stores: see cluster.cuh.
     """
 
     on_chip: bool
