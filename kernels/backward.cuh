@@ -41,6 +41,17 @@ struct BackwardMemory {
   }
 };
 
+// Sums of a shard's gammas by column: those from `begin` to `end`, whose pairs end in `rows` where `ends` tells.
+struct ColumnSums {
+  const int* ends;
+  const int* rows;
+  int begin, end;
+
+  // `lists`: see `with_column_sums` of layout.py.
+  DEVICE ColumnSums(const int* lists, int shards, int shard)
+      : ends(lists + shards + 1), rows(ends + lists[shards]), begin(lists[shard]), end(lists[shard + 1]) {}
+};
+
 // One frame as a thread sees it.
 struct BackwardFrame {
   const Value* probs;
@@ -80,8 +91,28 @@ struct BackwardFrame {
         prefetched.lane[v] = Number::product(prefetched.lane[v], b);
         value.lane[v] = Number::normalize(Number::product(prob.lane[v], b));
       }
+#if SUM_COLUMNS
+      memory.prefetched[q] = prefetched;
+#else
       store(history, shard.pair_base + q, prefetched);
+#endif
       exchange.store(row_of(memory.values, shard.pair_base + q), value);
+    }
+  }
+
+  // Equation (7), unnormalised, as far as a shard goes: the sums take the places of its first pairs in the history. Eight threads
+  // share a sum, since a shard has fewer columns than a block has threads.
+  DEVICE void columns(const Shard& shard, const BackwardMemory& memory, const ColumnSums& sums) const {
+    const int kTogether = 8, at = lane_of_warp() / kTogether, lane = lane_of_warp() % kTogether;
+#pragma unroll 1
+    for (int first = sums.begin + warp_of_block() * (32 / kTogether); first < sums.end; first += blockDim.x / kTogether) {
+      const int r = first + at;
+      Row sum = zero_row();
+      const int end = r < sums.end ? sums.ends[r] : 0;
+      for (int i = (end > 0 && r > 0 ? sums.ends[r - 1] : 0) + lane; i < end; i += kTogether)
+        add(sum, memory.prefetched[sums.rows[i]]);
+      for (int lanes = kTogether / 2; lanes > 0; lanes /= 2) add(sum, shuffle_xor(sum, lanes));
+      if (end > 0 && lane == 0) store(history, shard.pair_base + r - sums.begin, sum);
     }
   }
 
@@ -134,8 +165,8 @@ DEVICE void keep_betas(const Shard& shard, const BackwardMemory& memory, Value* 
 // end after frame t begin with beta'(t + 1) = final there.
 ENTRY backward(const long long* groups, const long long* shard_fields, const fsachain::Chunk* chunks,
                const fsachain::Segment* segments, const fsachain::Arc* arcs, const fsachain::Entry* entries,
-               const fsachain::Pair* pair_list, const fsachain::Value* vectors, const int* sequences, const int* lengths,
-               const int* kinds, const fsachain::Value* probs, fsachain::Value* history, const fsachain::Value* state_in,
+               const fsachain::Pair* pair_list, const int* column_sums, const fsachain::Value* vectors,
+               const int* sequences, const int* lengths, const int* kinds, const fsachain::Value* probs, fsachain::Value* history, const fsachain::Value* state_in,
                fsachain::Value* state_out, fsachain::Value* work, unsigned* counters, int num_peers,
                const int* turns, int begin, int end, double log_leak) {
   using namespace fsachain;
@@ -178,6 +209,10 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
     }
     for (int s = peers.rank; shards.has(s); s = shards.next(s)) frame.pairs(shards.get(s), memory, exchange);
     peers.sync(exchange, group[kFilledPairs]);
+#if SUM_COLUMNS
+    frame.columns(shards.loaded, memory, ColumnSums(column_sums, CLUSTER, peers.rank));
+    __syncthreads();
+#endif
     // What the next frame reads comes while this one sums its arcs.
     if (t > turn.begin) prob.prefetch(t - 1);
     if (t > turn.begin) memory.prefetch_history(shards.loaded, frame_history - frame_rows);

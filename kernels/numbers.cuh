@@ -197,6 +197,15 @@ DEVICE void normalize(Row& x) {
   for (int v = 0; v < LANES; ++v) x.lane[v] = Number::normalize(x.lane[v]);
 }
 
+DEVICE Row shuffle_xor(Row x, int lanes) {
+  for (int v = 0; v < LANES; ++v) x.lane[v] = Number::shuffle_xor(x.lane[v], lanes);
+  return x;
+}
+
+DEVICE void add(Row& sum, const Row& x) {
+  for (int v = 0; v < LANES; ++v) sum.lane[v] = Number::normalize(Number::sum(sum.lane[v], x.lane[v]));
+}
+
 }  // namespace fsachain
 
 #endif  // FSACHAIN_NUMBERS_CUH_

@@ -28,6 +28,9 @@
 #ifndef METADATA_ON_CHIP
 #define METADATA_ON_CHIP 0
 #endif
+#ifndef SUM_COLUMNS
+#define SUM_COLUMNS 0
+#endif
 #ifndef THREADS
 #define THREADS 256
 #endif
@@ -207,9 +210,7 @@ struct Peers {
 // The sum over the threads of a warp that have the same sequences, in every one of them.
 DEVICE Row warp_sum(Row x) {
   if (CHUNK == 32) {
-    for (int lanes = 16; lanes > 0; lanes /= 2)
-      for (int v = 0; v < LANES; ++v)
-        x.lane[v] = Number::normalize(Number::sum(x.lane[v], Number::shuffle_xor(x.lane[v], lanes)));
+    for (int lanes = 16; lanes > 0; lanes /= 2) add(x, shuffle_xor(x, lanes));
   }
   return x;
 }

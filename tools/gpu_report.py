@@ -39,6 +39,7 @@ TABLES = ("denominator", "numerators", "loss", "ctc", "bigram", "transducer")  #
 VARIANTS = (
     "metadata through the cache",
     "blocks meet at the cluster's barrier",
+    "occupancies summed by a kernel of their own",
     "arcs in their own order",
     "at most 2 sequences of a thread",
 )

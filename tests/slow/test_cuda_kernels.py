@@ -19,7 +19,7 @@ from fsachain import DenominatorGraph, Fsa, TableBatch, compile_table
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import launch as cuda_launch
 from fsachain.backends.cuda.device import DeviceArray
-from fsachain.backends.cuda.layout import Division, lay_out
+from fsachain.backends.cuda.layout import Division, lay_out, with_column_sums
 from fsachain.backends.cuda.plan import LOG, PLAIN, WIDE, Plan, PlannedTables
 from fsachain.backends.reference import sums as reference
 from tools.cuda_on_host import HostDevice, skip_reason
@@ -31,8 +31,8 @@ LENGTHS = [8, 7, 0, 5, 8, 3]
 LEAK = 1e-3
 
 
-def on_chip(cluster=1, threads=64, lanes=2, longest=32, arcs=True):
-    return Plan(True, cluster, threads, arcs, lanes, 32), Division((cluster,), 32, longest)
+def on_chip(cluster=1, threads=64, lanes=2, longest=32, arcs=True, **variant):
+    return Plan(True, cluster, threads, arcs, lanes, 32, **variant), Division((cluster,), 32, longest)
 
 
 def in_memory(shares=4, longest=3):
@@ -45,6 +45,11 @@ PLACES = {
     "four sequences a thread": on_chip(lanes=4),
     "cluster of two, split states": on_chip(cluster=2, threads=32, longest=3),
     "cluster of four": on_chip(cluster=4, lanes=4),
+    "cluster of four, asynchronous": on_chip(cluster=4, lanes=4, async_stores=True),
+    "cluster of two, all variants": on_chip(
+        cluster=2, threads=32, longest=3, metadata_on_chip=True, async_stores=True, sum_columns=True
+    ),
+    "one block, sums by column": on_chip(lanes=4, sum_columns=True),
     "256 threads, arcs in memory": on_chip(threads=256, arcs=False, lanes=1),
     "in memory": in_memory(),
 }
@@ -54,11 +59,12 @@ PLACES = {
 def planned(plan, division):
     """Shared graphs are computed in this place, with as many sequences a thread as it allows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            cuda_launch,
-            "plan_shared",
-            lambda table, *_: PlannedTables(plan, tuple(lay_out([table], division))),
-        )
+
+        def plan_shared(table, *_):
+            (layout,) = lay_out([table], division)
+            return PlannedTables(plan, (with_column_sums(layout) if plan.sum_columns else layout,))
+
+        patch.setattr(cuda_launch, "plan_shared", plan_shared)
         patch.setattr(cuda_launch, "lanes_for", lambda plan, *_: plan.max_lanes)
         yield
 
@@ -124,7 +130,10 @@ def assert_same_bits(first, second):
 
 @pytest.mark.parametrize(
     ("name", "leaky"),
-    [*((name, LEAK) for name in PLACES), ("cluster of two, split states", 0.0), ("in memory", 0.0)],
+    [
+        *((name, LEAK) for name in PLACES),
+        *((name, 0.0) for name in PLACES if "two" in name or name == "in memory"),
+    ],
 )
 def test_every_place_agrees_with_the_oracle(device, name, leaky):
     batch = TableBatch.share(denominator(), len(LENGTHS))
@@ -306,7 +315,7 @@ def test_any_graph_agrees_with_the_oracle(fsa, num_frames, data):
     packed, shared = TableBatch.pack([table]), TableBatch.share(table, 1)
     want = expected(packed, scores, [num_frames])
     assert_right(run(device, packed, on_device(device, scores), [num_frames]), want)
-    with planned(*PLACES["cluster of two, split states"]):
+    with planned(*PLACES["cluster of two, all variants"]):
         assert_right(run(device, shared, on_device(device, scores), [num_frames]), want)
 
 

@@ -49,6 +49,7 @@ TINY_HOST = workloads.Sizes(
 VARIANTS = {
     "metadata through the cache": ("METADATA_ON_CHIP", False),
     "blocks meet at the cluster's barrier": ("ASYNC_STORES", False),
+    "occupancies summed by a kernel of their own": ("SUM_COLUMNS", False),
     "arcs in their own order": ("SPREAD", False),
     "at most 2 sequences of a thread": ("MAX_LANES", 2),
 }

@@ -130,6 +130,7 @@ def kernels_of(
         ARCS_ON_CHIP=plan.arcs_on_chip,
         METADATA_ON_CHIP=plan.metadata_on_chip,
         ASYNC_STORES=plan.async_stores,
+        SUM_COLUMNS=plan.sum_columns,
         THREADS=plan.threads,
         EXPONENTS=form == EXPONENTS,
         LOGS=form == LOGS,
@@ -163,6 +164,7 @@ class DeviceTables(NamedTuple):
     pdfs: int
     pairs_by_column: int
     column_ends: int
+    column_sums: int
 
 
 class Occupancies(NamedTuple):
@@ -330,8 +332,8 @@ class Run:
     def _backward(self, begin: int, after: int, before: int) -> None:
         room, tables = self.call.scratch, self.prepared.tables
         arguments = [
-            *(self.fields, *tables.backward, tables.pairs, tables.vectors, *self._of_lanes),
-            *(room.probs, room.history, after, before, *self._sharing),
+            *(self.fields, *tables.backward, tables.pairs, tables.column_sums, tables.vectors),
+            *(*self._of_lanes, room.probs, room.history, after, before, *self._sharing),
         ]
         tail = begin, self._end(begin), self.call.log_leak
         for count, turns in reversed(self.turns):
@@ -702,11 +704,11 @@ def tables_on_device(
     if kind != of_arcs:
         (own,) = device.resident(owner, ("vectors", tables), lambda: [tables.vectors(kind)])
         vectors = own.pointer
-    *sums, pairs, pdfs, by_column, ends = (memory.pointer for memory in shape)
+    *sums, pairs, pdfs, by_column, ends, column_sums = (memory.pointer for memory in shape)
     entries_there = [pairs, pairs]
     if leaks:
         made = device.resident(owner, ("entries", tables, of_arcs), lambda: entries(of_arcs, tables.layouts))
         entries_there = [memory.pointer for memory in made]
     forward = [*sums[:3], forward_arcs, entries_there[0]]
     backward = [*sums[3:], backward_arcs, entries_there[1]]
-    return DeviceTables(forward, backward, vectors, pairs, pdfs, by_column, ends)
+    return DeviceTables(forward, backward, vectors, pairs, pdfs, by_column, ends, column_sums)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -84,8 +84,8 @@ class Layout:
 
     pairs: int32 [pair rows, 2], column and destination, -1 for holes. pdfs: the active pdfs. column_ends: where each
     column's pairs end in `pairs_by_column`, which are rows of pairs. vectors: [2 S + 2] logs, initial and final by the new
-    numbers of the states, the sum of initial, the sum of init final. sizes: [1] `SIZES`. encoded: what `encode` has made of
-    it.
+    numbers of the states, the sum of initial, the sum of init final. sizes: [1] `SIZES`. column_sums: see
+    `with_column_sums`. encoded: what `encode` has made of it.
     """
 
     forward: Direction
@@ -96,6 +96,7 @@ class Layout:
     pairs_by_column: npt.NDArray[np.int32]
     vectors: Floats
     sizes: npt.NDArray[Any]
+    column_sums: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     encoded: dict[tuple[int, bool], list[Bytes]] = field(default_factory=dict)
 
 
@@ -485,6 +486,33 @@ def _vectors(
     return np.concatenate(pieces)
 
 
+def with_column_sums(layout: Layout) -> Layout:
+    """A layout for a backward pass that sums gammas of a shard by column, and keeps the sums in place of its first pairs.
+
+    column_sums: the first sum of each shard and their number; where the pairs of each end in the list that follows; pairs of
+    a shard, by column, as rows of the shard. `pairs_by_column` are the rows of sums.
+    """
+    base = layout.backward.shards["pair_base"]
+    pair = np.flatnonzero(layout.pairs[:, 0] >= 0)
+    shard, column = np.searchsorted(base, pair, side="right") - 1, layout.pairs[pair, 0]
+    order = np.lexsort((pair, column, shard))
+    pair, shard, column = pair[order], shard[order], column[order]
+    begins = np.flatnonzero(np.diff(shard, prepend=-1) | np.diff(column, prepend=-1))
+    of_shard, of_column = shard[begins], column[begins]
+    first = np.searchsorted(of_shard, np.arange(len(base) + 1))
+    rows = base[of_shard] + np.arange(len(begins)) - first[of_shard]
+    by_column = np.lexsort((rows, of_column))
+    ends = np.searchsorted(of_column[by_column], np.arange(len(layout.pdfs)), side="right")
+    lists = first, np.append(begins, len(pair))[1:], pair - base[shard]
+    return replace(
+        layout,
+        pairs_by_column=rows[by_column].astype(np.int32),
+        column_ends=ends.astype(np.int32),
+        column_sums=np.concatenate(lists).astype(np.int32),
+        encoded={},
+    )
+
+
 # Of the arrays of a direction, the field of a shard that says where its part begins.
 _BEGINS = {
     "chunks": "first_chunk",
@@ -541,7 +569,7 @@ def _split_direction(together: Direction, shards: Integers) -> list[Direction]:
 def joined(layouts: Sequence[Layout]) -> list[npt.NDArray[Any]]:
     """The arrays of tables that are the same in all kinds of number, each of all tables one after another.
 
-    Forward and backward: shards, chunks, segments. Then pairs, pdfs, pairs_by_column, column_ends.
+    Forward and backward: shards, chunks, segments. Then pairs, pdfs, pairs_by_column, column_ends, column_sums.
     """
     arrays: list[npt.NDArray[Any]] = []
     for directions in ([layout.forward for layout in layouts], [layout.backward for layout in layouts]):
@@ -559,7 +587,7 @@ def joined(layouts: Sequence[Layout]) -> list[npt.NDArray[Any]]:
             np.concatenate([d.chunks for d in directions]),
             np.concatenate([d.segments for d in directions]),
         ]
-    for name in ("pairs", "pdfs", "pairs_by_column", "column_ends"):
+    for name in ("pairs", "pdfs", "pairs_by_column", "column_ends", "column_sums"):
         arrays.append(np.concatenate([getattr(layout, name) for layout in layouts]))
     return arrays
 

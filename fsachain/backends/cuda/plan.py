@@ -34,6 +34,7 @@ from fsachain.backends.cuda.layout import (
     lay_out,
     stacked,
     starts_of,
+    with_column_sums,
 )
 from fsachain.table import TransitionTable
 
@@ -55,6 +56,8 @@ FIRST_OF_GROUP = list(GROUP.fields or ()).index("probs")
 METADATA_ON_CHIP = True
 # Blocks of a cluster hand on values without its barrier, which waits for stores to global memory too.
 ASYNC_STORES = True
+# Where it halves what is kept of gammas: the backward pass sums them by column while they are on chip.
+SUM_COLUMNS = True
 SPREAD = True  # see `Division`
 PARTIALS = ("forward_partials", "backward_partials")
 MAX_LANES = 4
@@ -73,6 +76,7 @@ class Plan(NamedTuple):
     on_chip: values in shared memory, else in global memory. cluster: blocks of a cluster, 1 in memory. threads: of a block.
     arcs_on_chip: arcs in shared memory too. max_lanes: sequences of a thread at most. chunk: segments of a chunk.
     metadata_on_chip: chunks, segments, entries and pairs in shared memory as well. async_stores: see cluster.cuh.
+    sum_columns: see `layout.with_column_sums`.
     """
 
     on_chip: bool
@@ -83,6 +87,7 @@ class Plan(NamedTuple):
     chunk: int
     metadata_on_chip: bool = False
     async_stores: bool = False
+    sum_columns: bool = False
 
     def sequences(self, lanes: int) -> int:
         """Sequences of a group whose threads have `lanes` each."""
@@ -249,39 +254,39 @@ def plan_shared(table: TransitionTable, limits: Limits, kind: int, arc: int) -> 
     for cluster in clusters:
         if table.num_arcs * arc // cluster + alphas > limits.shared_bytes:
             continue
-        plan, division = _on_chip(table, cluster)
-        tables = _with_most_lanes(plan, lay_out([table], division), kind, arc, limits)
+        tables = _with_most_lanes(*_on_chip(table, cluster), kind, arc, limits)
         if tables and (best is None or tables.plan.max_lanes > best.plan.max_lanes):
             best = tables
         if tables and tables.plan.max_lanes >= wanted:
             break
     if best is None and alphas <= limits.shared_bytes:
-        plan, division = _on_chip(table, clusters[-1])
-        plan = plan._replace(arcs_on_chip=False)
-        best = _with_most_lanes(plan, lay_out([table], division), kind, arc, limits)
+        plan, layout = _on_chip(table, clusters[-1])
+        best = _with_most_lanes(plan._replace(arcs_on_chip=False), layout, kind, arc, limits)
     if best is None:
         plan, division = in_memory([table], WARP)
         best = PlannedTables(plan, tuple(lay_out([table], division)))
     return best
 
 
-def _on_chip(table: TransitionTable, cluster: int) -> tuple[Plan, Division]:
+def _on_chip(table: TransitionTable, cluster: int) -> tuple[Plan, Layout]:
     arcs = table.num_arcs // cluster
     threads = next((size for size in (64, 128, 256) if arcs <= 8 * size), MOST_THREADS)
     longest = next((size for size in (16, 32) if arcs <= 3 * size * threads), 64)
     plan = Plan(True, cluster, threads, True, MAX_LANES, WARP, async_stores=ASYNC_STORES and cluster > 1)
-    return plan, Division((cluster,), WARP, longest, spread=SPREAD)
+    (layout,) = lay_out([table], Division((cluster,), WARP, longest, spread=SPREAD))
+    summed = with_column_sums(layout) if SUM_COLUMNS else layout
+    if 2 * len(summed.pairs_by_column) > len(layout.pairs_by_column):
+        return plan, layout
+    return plan._replace(sum_columns=True), summed
 
 
-def _with_most_lanes(
-    plan: Plan, layouts: Sequence[Layout], kind: int, arc: int, limits: Limits
-) -> PlannedTables | None:
+def _with_most_lanes(plan: Plan, layout: Layout, kind: int, arc: int, limits: Limits) -> PlannedTables | None:
     """With 4, 2 or 1 sequences of a thread, as many as shared memory holds, and metadata if it holds these too; or None."""
     choices = (True, False) if METADATA_ON_CHIP and plan.cluster > 1 else (False,)
     most = [lanes for lanes in (4, 2, 1) if lanes <= MAX_LANES]
     for lanes, metadata in product(most, choices):
         planned = plan._replace(max_lanes=lanes, metadata_on_chip=metadata)
-        tables = PlannedTables(planned, tuple(layouts))
+        tables = PlannedTables(planned, (layout,))
         if tables.shared_bytes(kind, arc, lanes) <= limits.shared_bytes:
             return tables
     return None
