@@ -121,21 +121,26 @@ struct BackwardFrame {
     Row shard_total = zero_row();
     Value* partials = partials_of(shard, memory.partials);
     sum_parts(shard, memory.values, partials);
-    if (shard.split_chunks > 0) __syncthreads();
-    const int count = shard.whole_chunks + shard.part_chunks + shard.split_chunks;
-    for (int i = warp_of_block(); i < count; i += warps_of_block()) {
-      if (i >= shard.whole_chunks && i < shard.whole_chunks + shard.part_chunks) continue;
-      const Chunk chunk = shard.chunks[i];
-      const Segment segment = shard.segments[chunk.first_segment + slot_of_thread()];
-      if (segment.row < 0) continue;
-      const Value* rows = i < shard.whole_chunks ? memory.values : partials;
-      const Row beta = sum_arcs(shard.arcs + chunk.first_arc + slot_of_thread(), segment.length, rows);
-      store(memory.betas, segment.row + memory.beta_base(shard), beta);
-#if LEAK
-      add_product(shard_total, beta, shard.entries[chunk.first_segment + slot_of_thread()]);
-#endif
+    states(shard, shard.whole, memory, memory.values, shard_total);
+    if (shard.split_chunks > 0) {
+      __syncthreads();
+      states(shard, shard.split, memory, partials, shard_total);
     }
     return shard_total;
+  }
+
+ private:
+  DEVICE void states(const Shard& shard, const Works& works, const BackwardMemory& memory, const Value* rows,
+                     Row& shard_total) const {
+    for (int i = works.first, k = 0; i < works.end; i += works.step, ++k) {
+      const Work work = shard.work(works, k, i);
+      if (work.row < 0) continue;
+      const Row beta = sum_arcs(shard.arcs + work.first_arc, work.length, rows);
+      store(memory.betas, work.row + memory.beta_base(shard), beta);
+#if LEAK
+      add_product(shard_total, beta, shard.entries[i * CHUNK + slot_of_thread()]);
+#endif
+    }
   }
 };
 

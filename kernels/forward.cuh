@@ -97,12 +97,12 @@ struct ForwardFrame {
     return sum;
   }
 
-  // Equation (2) for a segment of state `segment.row`, from rows of alphas or of partials.
-  DEVICE Row state(const Shard& shard, const Chunk& chunk, const Segment& segment, const Value* rows) const {
-    const Arc* arc = shard.arcs + chunk.first_arc + slot_of_thread();
-    int pair = chunk.first_pair + slot_of_thread();
+  // Equation (2) for a segment of state `work.row`, from rows of alphas or of partials.
+  DEVICE Row state(const Shard& shard, const Work& work, const Value* rows) const {
+    const Arc* arc = shard.arcs + work.first_arc;
+    int pair = work.first_pair;
     Row state = zero_row(), sum = zero_row();
-    for (int k = 0; k < segment.length; ++k) {
+    for (int k = 0; k < work.length; ++k) {
       const Arc one = arc[k * CHUNK];
       Row row;
       load(row, rows, index_of(one.index));
@@ -119,21 +119,22 @@ struct ForwardFrame {
     return state;
   }
 
-  // The states of one chunk; `shard_total` gathers their sum.
-  DEVICE void states(const Shard& shard, int s, const Value* rows, Row& shard_total) const {
-    const Chunk chunk = shard.chunks[s];
-    const Segment segment = shard.segments[chunk.first_segment + slot_of_thread()];
-    if (segment.row < 0) return;
-    Row alpha = state(shard, chunk, segment, rows);
-    if (ended != 0) {
-      Row old;
-      load(old, alphas, segment.row);
-      for (int v = 0; v < LANES; ++v)
-        if (ended >> v & 1) alpha.lane[v] = old.lane[v];
+  // The states of some chunks; `shard_total` gathers their sum.
+  DEVICE void states(const Shard& shard, const Works& works, const Value* rows, Row& shard_total) const {
+    for (int i = works.first, k = 0; i < works.end; i += works.step, ++k) {
+      const Work work = shard.work(works, k, i);
+      if (work.row < 0) continue;
+      Row alpha = state(shard, work, rows);
+      if (ended != 0) {
+        Row old;
+        load(old, alphas, work.row);
+        for (int v = 0; v < LANES; ++v)
+          if (ended >> v & 1) alpha.lane[v] = old.lane[v];
+      }
+      exchange.store(row_of(next_alphas, work.row), alpha);
+      if (LEAK)
+        for (int v = 0; v < LANES; ++v) shard_total.lane[v] = Number::sum(shard_total.lane[v], alpha.lane[v]);
     }
-    exchange.store(row_of(next_alphas, segment.row), alpha);
-    if (LEAK)
-      for (int v = 0; v < LANES; ++v) shard_total.lane[v] = Number::sum(shard_total.lane[v], alpha.lane[v]);
   }
 
   // The states of a shard; the thread's part of their sum.
@@ -141,12 +142,10 @@ struct ForwardFrame {
     Row shard_total = zero_row();
     partials = partials_of(shard, partials);
     sum_parts(shard, alphas, partials);
-    for (int i = warp_of_block(); i < shard.whole_chunks; i += warps_of_block()) states(shard, i, alphas, shard_total);
+    states(shard, shard.whole, alphas, shard_total);
     if (shard.split_chunks > 0) {
-      // The partials of a state come from other threads of the block.
-      __syncthreads();
-      for (int i = warp_of_block(); i < shard.split_chunks; i += warps_of_block())
-        states(shard, shard.whole_chunks + shard.part_chunks + i, partials, shard_total);
+      __syncthreads();  // the partials of a state come from other threads of the block
+      states(shard, shard.split, partials, shard_total);
     }
     return shard_total;
   }

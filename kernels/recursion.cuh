@@ -119,12 +119,9 @@ DEVICE Row sum_arcs(const Arc* arc, int length, const Value* rows) {
 
 // Sums of the segments of states that have too many arcs for one; `partials` are those of the shard.
 DEVICE void sum_parts(const Shard& shard, const Value* rows, Value* partials) {
-  // From the last warp on: the first ones have the longest of the whole segments.
-  for (int s = warps_of_block() - 1 - warp_of_block(); s < shard.part_chunks; s += warps_of_block()) {
-    const Chunk chunk = shard.chunks[shard.whole_chunks + s];
-    const Segment segment = shard.segments[chunk.first_segment + slot_of_thread()];
-    if (segment.row < 0) continue;
-    store(partials, segment.row, sum_arcs(shard.arcs + chunk.first_arc + slot_of_thread(), segment.length, rows));
+  for (int i = shard.part.first, k = 0; i < shard.part.end; i += shard.part.step, ++k) {
+    const Work work = shard.work(shard.part, k, i);
+    if (work.row >= 0) store(partials, work.row, sum_arcs(shard.arcs + work.first_arc, work.length, rows));
   }
 }
 

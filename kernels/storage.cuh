@@ -28,6 +28,9 @@
 #ifndef METADATA_ON_CHIP
 #define METADATA_ON_CHIP 0
 #endif
+#ifndef HELD_CHUNKS
+#define HELD_CHUNKS 0  // of each kind, whose place and length a thread keeps in registers
+#endif
 #ifndef SUM_COLUMNS
 #define SUM_COLUMNS 0
 #endif
@@ -125,6 +128,19 @@ typedef Pair Entry;
 DEVICE int column_of(const Entry& entry) { return entry.column; }
 #endif
 
+// What a thread reads of a chunk and its segment there.
+struct Work {
+  int first_arc, first_pair, row, length;
+};
+
+// The chunks of one kind that a warp works on: first, first + step, ... of those before `end`.
+struct Works {
+  int first, step, end;
+#if HELD_CHUNKS > 0
+  Work held[HELD_CHUNKS];
+#endif
+};
+
 // The arrays of one shard in one direction.
 struct Shard {
   const Chunk* chunks;
@@ -134,6 +150,36 @@ struct Shard {
   const Pair* pairs;
   int whole_chunks, part_chunks, split_chunks;
   int pair_base, pair_rows, state_base, states, partial_base;
+  Works whole, part, split;
+
+  DEVICE Work work(int i) const {
+    const Chunk chunk = chunks[i];
+    const Segment segment = segments[i * CHUNK + slot_of_thread()];
+    return {chunk.first_arc + slot_of_thread(), chunk.first_pair + slot_of_thread(), segment.row, segment.length};
+  }
+  // The work of chunk i, the k-th of `works`. Which registers hold it must be known when this is compiled: hence no index.
+  DEVICE Work work(const Works& works, int k, int i) const {
+#if HELD_CHUNKS > 0
+    if (k < HELD_CHUNKS) {
+      Work found = works.held[0];
+#pragma unroll
+      for (int j = 1; j < HELD_CHUNKS; ++j)
+        if (j == k) found = works.held[j];
+      return found;
+    }
+#endif
+    return work(i);
+  }
+  DEVICE void start(Works& works, int begin, int end, int warp) const {
+    works.first = begin + warp;
+    works.step = warps_of_block();
+    works.end = end;
+#if HELD_CHUNKS > 0
+#pragma unroll
+    for (int k = 0; k < HELD_CHUNKS; ++k)
+      if (works.first + k * works.step < end) works.held[k] = work(works.first + k * works.step);
+#endif
+  }
 };
 
 // The same of all shards, as the host gives them.
@@ -167,6 +213,12 @@ struct Shards {
     shard.entries = nullptr;
     if (LEAK || pairs == nullptr)
       shard.entries = resident(others, free, entries + field[kFirstEntry], field[kEntries]);
+    if (others) __syncthreads();  // work may be read
+    // Parts from the last warp on: the first ones have the longest of the whole segments.
+    const int warp = warp_of_block(), parts = shard.whole_chunks + shard.part_chunks;
+    shard.start(shard.whole, 0, shard.whole_chunks, warp);
+    shard.start(shard.part, shard.whole_chunks, parts, warps_of_block() - 1 - warp);
+    shard.start(shard.split, parts, count, warp);
     return shard;
   }
 };

@@ -47,7 +47,13 @@ PLACES = {
     "cluster of four": on_chip(cluster=4, lanes=4),
     "cluster of four, asynchronous": on_chip(cluster=4, lanes=4, async_stores=True),
     "cluster of two, all variants": on_chip(
-        cluster=2, threads=32, longest=3, metadata_on_chip=True, async_stores=True, sum_columns=True
+        cluster=2,
+        threads=32,
+        longest=3,
+        metadata_on_chip=True,
+        async_stores=True,
+        sum_columns=True,
+        held_chunks=2,
     ),
     "one block, sums by column": on_chip(lanes=4, sum_columns=True),
     "256 threads, arcs in memory": on_chip(threads=256, arcs=False, lanes=1),

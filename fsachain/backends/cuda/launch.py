@@ -131,6 +131,7 @@ def kernels_of(
         METADATA_ON_CHIP=plan.metadata_on_chip,
         ASYNC_STORES=plan.async_stores,
         SUM_COLUMNS=plan.sum_columns,
+        HELD_CHUNKS=plan.held_chunks,
         THREADS=plan.threads,
         EXPONENTS=form == EXPONENTS,
         LOGS=form == LOGS,

@@ -58,6 +58,7 @@ METADATA_ON_CHIP = True
 ASYNC_STORES = True
 # Where it halves what is kept of gammas: the backward pass sums them by column while they are on chip.
 SUM_COLUMNS = True
+HELD_CHUNKS = 0  # of each kind, whose place and length a thread keeps in registers
 SPREAD = True  # see `Division`
 PARTIALS = ("forward_partials", "backward_partials")
 MAX_LANES = 4
@@ -76,7 +77,7 @@ class Plan(NamedTuple):
     on_chip: values in shared memory, else in global memory. cluster: blocks of a cluster, 1 in memory. threads: of a block.
     arcs_on_chip: arcs in shared memory too. max_lanes: sequences of a thread at most. chunk: segments of a chunk.
     metadata_on_chip: chunks, segments, entries and pairs in shared memory as well. async_stores: see cluster.cuh.
-    sum_columns: see `layout.with_column_sums`.
+    sum_columns: see `layout.with_column_sums`. held_chunks: see storage.cuh.
     """
 
     on_chip: bool
@@ -88,6 +89,7 @@ class Plan(NamedTuple):
     metadata_on_chip: bool = False
     async_stores: bool = False
     sum_columns: bool = False
+    held_chunks: int = 0
 
     def sequences(self, lanes: int) -> int:
         """Sequences of a group whose threads have `lanes` each."""
@@ -272,7 +274,8 @@ def _on_chip(table: TransitionTable, cluster: int) -> tuple[Plan, Layout]:
     arcs = table.num_arcs // cluster
     threads = next((size for size in (64, 128, 256) if arcs <= 8 * size), MOST_THREADS)
     longest = next((size for size in (16, 32) if arcs <= 3 * size * threads), 64)
-    plan = Plan(True, cluster, threads, True, MAX_LANES, WARP, async_stores=ASYNC_STORES and cluster > 1)
+    plan = Plan(True, cluster, threads, True, MAX_LANES, WARP, held_chunks=HELD_CHUNKS)
+    plan = plan._replace(async_stores=ASYNC_STORES and cluster > 1)
     (layout,) = lay_out([table], Division((cluster,), WARP, longest, spread=SPREAD))
     summed = with_column_sums(layout) if SUM_COLUMNS else layout
     if 2 * len(summed.pairs_by_column) > len(layout.pairs_by_column):
