@@ -25,7 +25,7 @@ from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.cuda import launch as cuda_launch
 from fsachain.backends.cuda import plan as cuda_plan
 from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc
-from fsachain.backends.cuda.layout import LOG, PLAIN, WIDE, Division, lay_out
+from fsachain.backends.cuda.layout import LOG, PLAIN, WIDE, Division, lay_out, with_column_sums
 from fsachain.backends.cuda.paths import best_paths
 from fsachain.backends.reference import grid as reference_grid
 from fsachain.backends.reference import sums as reference
@@ -321,6 +321,26 @@ def test_arcs_stand_so_that_neighbours_read_different_banks_and_pairs_keep_their
         assert shared_memory_reads(after) <= (0.8 if arcs > 1000 else 1.0) * shared_memory_reads(before)
         assert arcs_of_pairs(before) == arcs_of_pairs(after)
     np.testing.assert_array_equal(plain.pairs, spread.pairs)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_sums_by_column_take_every_pair_once_and_stand_where_its_shard_has_room(shards):
+    table = DenominatorGraph(connected(300, 3000, 9), 9).table
+    (layout,) = lay_out([table], Division((shards,), 32, 16))
+    summed, fields = with_column_sums(layout), layout.backward.shards
+    first, count = summed.column_sums[: shards + 1], summed.column_sums[shards]
+    ends, rows = np.split(summed.column_sums[shards + 1 :], [count])
+    columns = np.repeat(np.arange(len(layout.pdfs)), np.diff(summed.column_ends, prepend=0))
+    column_of = dict(zip(summed.pairs_by_column.tolist(), columns.tolist(), strict=True))
+    seen = []
+    for shard, (base, room) in enumerate(zip(fields["pair_base"], fields["pair_rows"], strict=True)):
+        for number in range(first[shard], first[shard + 1]):
+            pairs = base + rows[ends[number - 1] if number else 0 : ends[number]]
+            place = base + number - first[shard]
+            assert len(pairs) and (layout.pairs[pairs, 0] == column_of.pop(int(place))).all()
+            assert place < base + room and (pairs < base + room).all()
+            seen += pairs.tolist()
+    assert not column_of and sorted(seen) == np.flatnonzero(layout.pairs[:, 0] >= 0).tolist()
 
 
 @pytest.mark.parametrize(
