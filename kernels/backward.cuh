@@ -171,9 +171,9 @@ DEVICE void keep_betas(const Shard& shard, const BackwardMemory& memory, Value* 
 ENTRY backward(const long long* groups, const long long* shard_fields, const fsachain::Chunk* chunks,
                const fsachain::Segment* segments, const fsachain::Arc* arcs, const fsachain::Entry* entries,
                const fsachain::Pair* pair_list, const int* column_sums, const fsachain::Value* vectors,
-               const int* sequences, const int* lengths, const int* kinds, const fsachain::Value* probs, fsachain::Value* history, const fsachain::Value* state_in,
-               fsachain::Value* state_out, fsachain::Value* work, unsigned* counters, int num_peers,
-               const int* turns, int begin, int end, double log_leak) {
+               const int* sequences, const int* lengths, const int* kinds, const fsachain::Value* probs,
+               fsachain::Value* history, const fsachain::Value* state_in, fsachain::Value* state_out, fsachain::Value* work,
+               unsigned* counters, int num_peers, const int* turns, int begin, int end, double log_leak) {
   using namespace fsachain;
   const Turn turn(turns, blockIdx.x / num_peers, begin, end);
   const long long index = turn.group;

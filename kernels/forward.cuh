@@ -218,7 +218,8 @@ ENTRY forward(const long long* groups, const long long* shard_fields, const fsac
   const long long rows = states + (LEAK ? memory.sum.count : 0);
   for (int t = turn.begin; t < last; ++t) {
     if (t + 1 < last) prob.prefetch(t + 1);
-    ForwardFrame frame = {exchange, memory.alphas_at(t), memory.alphas_at(t + 1), prob.of(t), nullptr, carried.total, leak, 0};
+    ForwardFrame frame = {
+        exchange, memory.alphas_at(t), memory.alphas_at(t + 1), prob.of(t), nullptr, carried.total, leak, 0};
     if (history != nullptr) frame.history = history + (t - begin) * frame_rows;
     frame.ended = carried.begin_frame(own, t);
     for (int s = peers.rank; shards.has(s); s = shards.next(s)) {
