@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
     make: Callable[[], TableBatch]
     leaky: float
-    limits: dict[str, int]  # of the device, small, so that small graphs go where large ones do
+    limits: dict[str, Any]  # of the device, small, so that small graphs go where large ones do
     used: dict[str, set[int]]  # values of macros which say that
     budget: float | None = None  # bytes for the history
     is_own: bool = False  # each sequence has a table; else several blocks share the work on one
@@ -61,6 +61,12 @@ CASES = {
         {"shared_bytes": 9500, "multiprocessors": 1},
         {"ON_CHIP": {1}, "KIND": {0, 2}, "LEAK": {1}},
         budget=1.0,
+    ),
+    "a cluster, whose groups take turns": Case(
+        lambda: shared(80, 600),
+        0.1,
+        {"shared_bytes": 9500, "multiprocessors": 1, "clusters": dict.fromkeys((1, 2, 4, 8), 1)},
+        {"ON_CHIP": {1}, "KIND": {0, 2}, "LEAK": {1}},
     ),
     "a cluster, exact": Case(
         lambda: shared(80, 600),
@@ -109,11 +115,12 @@ def run(device, case):
 
 @contextmanager
 def small_blocks():
-    """Blocks of 64 threads, since a barrier of 256 threads that a sanitizer watches takes milliseconds."""
+    """Blocks of 64 threads, since a barrier of 256 threads that a sanitizer watches takes milliseconds; turns of a frame."""
     with pytest.MonkeyPatch.context() as patch:
         kinds = ("cuda.plan.OWN_THREADS", "cuda.plan.MEMORY_THREADS", "cuda.launch.THREADS")
         for where in kinds:
             patch.setattr(f"fsachain.backends.{where}", 64)
+        patch.setattr("fsachain.backends.cuda.plan.TURN_FRAMES", 0)
         yield
 
 
@@ -124,6 +131,12 @@ def recordings_of(name):
     device = HostDevice(**case.limits)
     with record(device) as recordings, small_blocks():
         log_prob, occupancy = run(device, case)
+    plain = [
+        r
+        for r in recordings
+        if (r.launch.kernel.name, dict(r.launch.kernel.defines)["KIND"]) == ("backward", 0)
+    ]
+    assert "turns" not in name or len(plain) == 5
     right = forward_backward(
         case.make(), make_scores(), LENGTHS, leaky_hmm_coefficient=case.leaky, backend="reference"
     )
