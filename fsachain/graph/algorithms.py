@@ -378,21 +378,23 @@ def minimize(fsa: Fsa, *, semiring: str) -> Fsa:
 
 def _best_scores_exist(fsa: Fsa) -> bool:
     """No cycle has a positive log-probability in all."""
-    usable = fsa.log_prob > -np.inf
-    src, dst, cost = fsa.src[usable], fsa.dst[usable], -fsa.log_prob[usable]
-    order = np.lexsort(
-        (cost, dst, src)
-    )  # of parallel arcs the best counts; a sparse matrix would add them up
+    try:
+        csgraph.bellman_ford(cheapest_steps(fsa, -fsa.log_prob), indices=fsa.start)
+    except csgraph.NegativeCycleError:
+        return False
+    return True
+
+
+def cheapest_steps(fsa: Fsa, cost: npt.NDArray[np.float64]) -> sparse.csr_array:
+    """[S, S], for scipy's searches: the least cost of an arc between two states; infinite ones are no step."""
+    usable = np.flatnonzero(np.isfinite(cost))
+    src, dst, cost = fsa.src[usable], fsa.dst[usable], cost[usable]
+    order = np.lexsort((cost, dst, src))  # a sparse matrix would add up parallel arcs
     src, dst, cost = src[order], dst[order], cost[order]
     first = np.append(True, (src[1:] != src[:-1]) | (dst[1:] != dst[:-1]))[: len(src)]
     # An explicit zero is no edge to scipy, so costs of 0 become the smallest number there is.
     weights = np.where(cost[first] == 0, np.finfo(np.float64).tiny, cost[first])
-    edges = sparse.csr_array((weights, (src[first], dst[first])), shape=(fsa.num_states,) * 2)
-    try:
-        csgraph.bellman_ford(edges, indices=fsa.start)
-    except csgraph.NegativeCycleError:
-        return False
-    return True
+    return sparse.csr_array((weights, (src[first], dst[first])), shape=(fsa.num_states,) * 2)
 
 
 def _sums_exist(fsa: Fsa) -> bool:

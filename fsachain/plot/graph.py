@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 import threading
@@ -20,7 +19,7 @@ from scipy.sparse import csgraph
 
 from fsachain.errors import ConfigError, FsachainError, GraphError, ShapeError, require
 from fsachain.fsa import Fsa, Ints
-from fsachain.graph.algorithms import graph_facts
+from fsachain.graph.algorithms import cheapest_steps, graph_facts
 from fsachain.plot.canvas import (
     COLOURS,
     FIGURE_WIDTH,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 MOST_ARCS = 1000  # a picture of more is black, and takes Graphviz minutes
 THINNEST, WIDEST = 0.7, 6.0  # points
+_STEP = 1e-6  # what each arc costs more, so that it is farther than those on the way to it
 
 
 @dataclass(frozen=True)
@@ -91,25 +91,12 @@ def chosen(fsa: Fsa, used: npt.NDArray[np.float64] | None, max_arcs: int) -> Int
 
 
 def _nearest(fsa: Fsa, max_arcs: int) -> Ints:
-    """The first arcs by cost in a best-first search from the start."""
-    order = np.lexsort((-fsa.log_prob, fsa.src))
-    first = np.searchsorted(fsa.src[order], np.arange(fsa.num_states + 1))
-    waiting: list[tuple[float, int, int]] = []  # cost up to the end of the arc, arcs up to there, arc
-    seen = {fsa.start}
-
-    def leave(state: int, cost: float, depth: int) -> None:
-        for arc in order[first[state] : first[state + 1]][:max_arcs].tolist():
-            heapq.heappush(waiting, (cost - float(fsa.log_prob[arc]), depth + 1, arc))
-
-    leave(fsa.start, 0.0, 0)
-    taken: list[int] = []
-    while waiting and len(taken) < max_arcs:
-        cost, depth, arc = heapq.heappop(waiting)
-        taken.append(arc)
-        if (state := int(fsa.dst[arc])) not in seen:
-            seen.add(state)
-            leave(state, cost, depth)
-    return np.sort(np.array(taken, dtype=np.int64))
+    """The arcs at the end of the most probable ways from the start, weights above one counted as one."""
+    cost = np.maximum(0.0, -fsa.log_prob) + _STEP
+    distance = csgraph.dijkstra(cheapest_steps(fsa, cost), indices=fsa.start)
+    total = distance[fsa.src] + cost
+    nearest = np.argsort(total, kind="stable")[:max_arcs]
+    return np.sort(nearest[np.isfinite(total[nearest])])
 
 
 def make_part(
