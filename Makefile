@@ -22,7 +22,7 @@ PROMPTS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all size test-kaldi test-kills fuzz soak verify check bench bench-graphs bench-scale digits prompts dialogue handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu gpu-pack gpu-report clean docs mini-librispeech
+.PHONY: help setup demo test test-all size test-kaldi test-kills fuzz soak verify check bench bench-graphs digits prompts dialogue handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu gpu-pack gpu-report clean docs mini-librispeech
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -88,7 +88,7 @@ $(ATHERIS)/.installed:
 fuzz: $(STAMP) $(ATHERIS)/.installed  ## feed every reader of files with damaged ones, guided by coverage: ten minutes and more
 	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(ATHERIS) $(BIN)/python -m tools.fuzz.run $(ARGS)
 
-soak: $(STAMP)  ## 2,000 steps: memory, open files and threads stay flat; eight processes compile and cache at once
+soak: $(STAMP)  ## 2,000 steps: memory, open files and threads stay flat
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak $(ARGS)
 
 verify: $(STAMP)  ## overnight: all golden values, ten times the examples, sanitizers, recipes; one page
@@ -108,10 +108,6 @@ bench: $(STAMP)  ## time the recursion and print nanoseconds per arc-evaluation
 
 bench-graphs: $(STAMP) $(ORACLE)/.installed  ## time numerators beside Kaldi's own compiler, phone models, denominators
 	@$(BIN)/python -m tools.bench.graphs --kaldi $(ORACLE)/bin/python $(ARGS)
-
-bench-scale: $(STAMP)  ## what a training step costs one process and each of two: make bench-scale FOLDER=exp/digits
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.scale "$(FOLDER)" $(ARGS)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m torch.distributed.run --standalone --nproc-per-node 2 -m tools.bench.scale "$(FOLDER)" $(ARGS)
 
 cuda-report: $(STAMP)  ## compile every kernel for every generation of GPUs; print registers and spills
 	@$(BIN)/python -m tools.cuda_compile $(ARGS)

@@ -2,12 +2,10 @@
 
 training    a small LF-MMI training with checkpoints, log and prefetching: CPU kernels
 device      sums and occupancies by the CUDA kernels, compiled for the host
-processes   eight processes that compile and cache the CPU kernels, and fill one feature cache, at once
 
 Each part prints the slope of the resident memory in MB per 100 steps after the first fifth, and how many more files and
 threads there were in the second half of the rest than in the first (medians: a prefetching thread comes and goes).
-Status 1 if memory grows by 1 MB per 100 steps or more, if files or threads become more, or if the processes do not
-agree.
+Status 1 if memory grows by 1 MB per 100 steps or more, or if files or threads become more.
 """
 
 from __future__ import annotations
@@ -15,10 +13,9 @@ from __future__ import annotations
 import argparse
 import gc
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +31,6 @@ from tests.toy_training import NUM_PDFS, any_pdf, corpus, lfmmi_trainer, one_pdf
 from tools.cuda_on_host import HostDevice, skip_reason
 
 MAX_SLOPE = 1.0  # MB per 100 steps
-NUM_PROCESSES = 8
 STEPS_PER_EPOCH, BATCH = 50, 4
 _EVERY = 10  # steps between two measurements
 _WARM = 5  # one part in so many is left out at the beginning: caches fill, pools grow
@@ -123,75 +119,23 @@ def _array(pointer: int, like: npt.NDArray[np.float32], owner: object) -> Device
     return DeviceArray(pointer, "float32", like.shape, strides, owner)
 
 
-ONE_PROCESS = """
-import sys
-from pathlib import Path
-import numpy as np
-from fsachain.batch import TableBatch
-from fsachain.backends.dispatch import forward_backward
-from fsachain.data.features import load_features
-from fsachain.data.features import FeatureConfig
-from fsachain.data.kaldi_dir import Utterance
-from tests.toy_training import NUM_PDFS, any_pdf
-
-folder = Path(sys.argv[1])
-scores = np.sin(np.arange(3 * 20 * NUM_PDFS, dtype=np.float32)).reshape(3, 20, NUM_PDFS)
-found = forward_backward(TableBatch.share(any_pdf().table, 3), scores, backend="cpu")
-wanted = [Utterance(f"u{n}", "a", (), str(folder / "a.wav")) for n in range(130)]
-features = load_features(wanted, FeatureConfig(), cache_dir=folder / "features")
-sums = [*found.log_prob.tolist(), float(np.sum(found.occupancy)), float(features[-1].sum())]
-print(*(value.hex() for value in sums))
-"""
-
-
-def soak_processes() -> tuple[str, bool]:
-    """Eight cold processes at once, over one cache of kernels and one of features."""
-    import soundfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        soundfile.write(Path(folder) / "a.wav", np.sin(np.arange(8000) / 9.0), 8000)
-        environment = {**os.environ, "NUMBA_CACHE_DIR": f"{folder}/kernels", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", ONE_PROCESS, folder]
-        running = [
-            subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
-            for _ in range(NUM_PROCESSES)
-        ]
-        answers = [(*process.communicate(timeout=900), process.returncode) for process in running]
-        left = [path.name for path in Path(folder).rglob("*") if path.name.endswith((".partial", ".tmp"))]
-    values = {answer[0] for answer in answers}
-    statuses = [answer[2] for answer in answers]
-    good = len(values) == 1 and not any(statuses) and not left
-    line = (
-        f"processes {NUM_PROCESSES} at once: {len(values)} different answers, statuses {statuses}, "
-        f"half-written files {left}"
-    )
-    return line + ("" if good else f"\n{answers[0][1][-2000:]}"), good
-
-
-def soak(parts: Sequence[str], steps: int) -> Iterator[tuple[str, bool]]:
-    courses: dict[str, Callable[[int], Course]] = {"training": soak_training, "device": soak_device}
-    for name in parts:
-        gc.collect()
-        if name == "processes":
-            yield soak_processes()
-        elif name == "device" and skip_reason() is not None:
-            yield f"{name:<10}left out: {skip_reason()}", True
-        else:
-            yield courses[name](steps).verdict()
+PARTS: dict[str, Callable[[int], Course]] = {"training": soak_training, "device": soak_device}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parts = ("training", "device", "processes")
     parser = argparse.ArgumentParser(prog="tools.soak", description=__doc__)
     parser.add_argument("--steps", type=int, default=2000, help="of each part (default 2000)")
     parser.add_argument(
-        "--part", choices=parts, action="append", help="only this one; may be given several times"
+        "--part", choices=PARTS, action="append", help="only this one; may be given several times"
     )
     options = parser.parse_args(arguments)
     good = True
-    for line, flat in soak(options.part or parts, max(options.steps, 20 * _EVERY)):
+    for name in options.part or PARTS:
+        gc.collect()
+        if name == "device" and skip_reason() is not None:
+            print(f"{name:<10}left out: {skip_reason()}")
+            continue
+        line, flat = PARTS[name](max(options.steps, 20 * _EVERY)).verdict()
         print(line, flush=True)
         good &= flat
     return 0 if good else 1

@@ -8,81 +8,133 @@ too much memory is named and the others go on. What made it fail is kept in the 
 from __future__ import annotations
 
 import argparse
-import json
+import os
+import random
 import re
-import subprocess
+import resource
+import signal
 import sys
 import tempfile
+import time
+import tracemalloc
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-from fsachain.errors import FsachainError
-from tools.fuzz.reader import Reader
-from tools.fuzz.readers import READERS
+import atheris
+
+from tools.fuzz.damage import damaged
+
+# The parsers alone: numba compiles the bytecode of the backends, which must stay as it is. Atheris leaves out what is
+# named, and not what is inside it.
+PACKAGE = Path(__file__).resolve().parents[2] / "fsachain"
+COMPILED = [
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    for path in [PACKAGE / "backends", *(PACKAGE / "backends").rglob("*")]
+]
+with atheris.instrument_imports(include=["fsachain", "yaml", "zipfile"], exclude=COMPILED):
+    from fsachain.errors import FsachainError
+    from tools.fuzz.reader import Reader, most_memory
+    from tools.fuzz.readers import READERS
+
+HANG_SECONDS = 10  # of one file; the largest has a few kilobytes
+GRACE_SECONDS = 90  # for the start of a child and the end of its last file
+LARGEST = 1 << 16
+ADDRESS_SPACE = 16 << 30  # an allocation that believes a header ends here and not in the machine's memory
 
 
-class Target:
-    """The program that fuzzes, which imports once for all readers."""
-
-    def __enter__(self) -> Target:
-        command = [sys.executable, "-m", "tools.fuzz.target"]
-        self._said = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
-        )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.communicate()
-        self._said.close()
-
-    def fuzz(self, reader: Reader, seconds: int, folder: Path) -> int | None:
-        """Fuzz one reader; its exit status, negative for a signal, None for a hang."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        request = {"reader": reader.name, "seconds": seconds, "folder": str(folder)}
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            self._said.seek(0)
-            raise SystemExit("tools.fuzz.target ended: " + self._said.read().decode(errors="replace")[-2000:])
-        status: int | None = json.loads(answer)["status"]
-        return status
+class OutOfProportion(Exception):
+    """A reader took more memory than its file accounts for."""
 
 
-def run_one(target: Target, reader: Reader, seconds: int, out: Path) -> tuple[int, str]:
+def read_once(reader: Reader, path: Path, content: bytes) -> None:
+    """Read the content; one of fsachain's own errors is right, any other exception is a finding."""
+    path.write_bytes(content)
+    most = most_memory(path)
+    tracemalloc.start()
+    try:
+        with suppress(FsachainError):
+            reader.read(path)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    if peak > most:
+        raise OutOfProportion(f"{peak} bytes for a file of {len(content)}")
+
+
+def fuzz(reader: Reader, seconds: int, folder: Path) -> None:
+    """Run atheris on one reader, in a child: what is said goes to a file, and it does not return."""
+    said = os.open(folder / "stderr.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 1)
+    os.dup2(said, 2)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    corpus = folder / "corpus"
+    corpus.mkdir(parents=True)
+    path = folder / f"file{reader.suffix}"
+    reader.write(path)
+    sound = path.read_bytes()
+    reader.read(path)  # what is loaded on first use is not of this file
+    for number in range(50):
+        (corpus / str(number)).write_bytes(damaged(sound, random.Random(number)))
+    (corpus / "sound").write_bytes(sound)
+
+    def one_input(data: bytes) -> None:
+        """Three of four inputs as they are; the others steer damage inside a file whose checksums hold."""
+        content = data
+        if reader.reseal and len(data) % 4 == 0:
+            generator = random.Random(data)
+            content = generator.choice(reader.reseal)(sound, partial(damaged, generator=generator))
+        read_once(reader, path, content)
+
+    options = (
+        f"-max_total_time={seconds} -timeout={HANG_SECONDS} -max_len={LARGEST} -artifact_prefix={folder}/"
+    )
+    options += " -rss_limit_mb=6000 -print_final_stats=1 -verbosity=0"
+    atheris.Setup([sys.argv[0], str(corpus), *options.split()], one_input)
+    atheris.Fuzz()
+
+
+def wait_for(process: int, seconds: float) -> int | None:
+    """The exit status of a child, negative for a signal; None if it took longer and was killed."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    return None
+
+
+def run_one(reader: Reader, seconds: int, out: Path) -> tuple[int, str]:
     """Executions of a reader, and its finding or nothing."""
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "fuzz"
-        status = target.fuzz(reader, seconds, folder)
+        folder = Path(scratch)
+        process = os.fork()
+        if process == 0:
+            try:
+                fuzz(reader, seconds, folder)
+            finally:
+                os._exit(1)
+        status = wait_for(process, seconds + GRACE_SECONDS)
         said = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
         found = re.search(r"number_of_executed_units:\s*(\d+)", said)
         executions = int(found[1]) if found else 0
         if status == 0:
             return executions, "" if executions else "nothing was executed"
-        kept = _keep(reader, folder, out, hung=status is None)
+        kept = ", ".join(_keep(reader, folder, out, hung=status is None))
         if status is None:
-            return executions, f"hangs ({', '.join(kept)})"
-        reason = next(
-            (
-                line
-                for line in reversed(said.splitlines())
-                if re.match(r"\w+(\.\w+)*(Error|Exception|Proportion)", line)
-            ),
-            f"status {status}",
-        )
-        return executions, f"{reason} ({', '.join(kept) or said[-2000:]})"
+            return executions, f"hangs ({kept})"
+        reasons = re.findall(r"(?m)^\w+(?:\.\w+)*(?:Error|Exception|Proportion).*$", said)
+        return executions, f"{reasons[-1] if reasons else f'status {status}'} ({kept or said[-2000:]})"
 
 
 def _keep(reader: Reader, folder: Path, out: Path, *, hung: bool) -> list[str]:
     out.mkdir(parents=True, exist_ok=True)
-    files = {
-        artifact: artifact.name
-        for kind in ("crash", "timeout", "oom", "leak")
-        for artifact in folder.glob(f"{kind}-*")
-    }
+    kinds = ("crash", "timeout", "oom", "leak")
+    files = {artifact: artifact.name for kind in kinds for artifact in folder.glob(f"{kind}-*")}
     last = folder / f"file{reader.suffix}"
     if hung and last.exists():
         files[last] = "hang"
@@ -94,15 +146,10 @@ def _keep(reader: Reader, folder: Path, out: Path, *, hung: bool) -> list[str]:
 
 def replay(path: Path) -> None:
     """Read one kept file by the reader in its name, with the traceback."""
-    reader = max(
-        (one for one in READERS if path.name.startswith(one.name.replace(" ", "-"))),
-        key=lambda one: len(one.name),
-    )
+    fitting = (one for one in READERS if path.name.startswith(one.name.replace(" ", "-")))
+    reader = max(fitting, key=lambda one: len(one.name))
     with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / f"file{reader.suffix}"
-        copy.write_bytes(path.read_bytes())
-        with suppress(FsachainError):
-            reader.read(copy)
+        read_once(reader, Path(scratch) / f"file{reader.suffix}", path.read_bytes())
     print(f"{path}: no finding by {reader.name}")
 
 
@@ -119,13 +166,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     by_name = {reader.name: reader for reader in READERS}
     chosen = [by_name[name] for name in options.reader or by_name]
     total, findings = 0, 0
-    with Target() as target:
-        for reader in chosen:
-            seconds = max(1, options.seconds // len(chosen))
-            executions, finding = run_one(target, reader, seconds, options.out)
-            total += executions
-            findings += bool(finding)
-            print(f"{reader.name:<20}{executions:>10} executions  {finding or 'no finding'}", flush=True)
+    for reader in chosen:
+        executions, finding = run_one(reader, max(1, options.seconds // len(chosen)), options.out)
+        total += executions
+        findings += bool(finding)
+        print(f"{reader.name:<20}{executions:>10} executions  {finding or 'no finding'}", flush=True)
     print(f"{len(chosen)} readers, {total} executions, {findings} findings")
     return 1 if findings else 0
 
