@@ -4,12 +4,12 @@ import math
 import random
 import re
 import struct
-import tracemalloc
 
 from hypothesis import strategies as st
 
 from fsachain.errors import DataError
 from tools.fuzz.damage import HUGE, damaged  # noqa: F401
+from tools.fuzz.reader import within
 
 MEMORY_PER_BYTE = 20  # the value included; a claim of a header is 2 ** 31
 MEMORY_FLOOR = 8_000_000
@@ -75,13 +75,8 @@ def chain_example(
 
 def check(path, content, read):
     """As `is_refused`, and within memory in proportion to the content."""
-    tracemalloc.start()
-    try:
+    with within(MEMORY_FLOOR + MEMORY_PER_BYTE * len(content)):
         is_refused(path, content, read)
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak <= MEMORY_FLOOR + MEMORY_PER_BYTE * len(content)
 
 
 def is_refused(path, content, read):

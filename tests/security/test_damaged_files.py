@@ -4,7 +4,6 @@
 """
 
 import random
-import tracemalloc
 import warnings
 from functools import partial
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from fsachain.errors import FsachainError
 from tools.fuzz.damage import damaged
-from tools.fuzz.reader import most_memory
+from tools.fuzz.reader import most_memory, within
 from tools.fuzz.readers import READERS
 
 
@@ -26,18 +25,12 @@ def scratch(tmp_path_factory):
 def check(reader, path, content):
     """The reader gives a value or one of our errors, in one line, within its memory."""
     path.write_bytes(content)
-    most = most_memory(path)
-    tracemalloc.start()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+    with within(most_memory(path)), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
             reader.read(path)
-    except FsachainError as error:
-        assert "\n" not in str(error)
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak <= most
+        except FsachainError as error:
+            assert "\n" not in str(error)
 
 
 def sound(reader, scratch):

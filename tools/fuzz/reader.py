@@ -6,7 +6,9 @@ memory out of proportion to the file) is a fault of the reader.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +25,23 @@ class Reader:
     read: Callable[[Path], object]  # reads a file, sound or not
     # changes a sound file inside, so that its checksums still hold; there may be several
     reseal: tuple[Callable[[bytes, Damage], bytes], ...] = ()
+
+
+class OutOfProportion(Exception):
+    """A reader took more memory than its file accounts for."""
+
+
+@contextmanager
+def within(num_bytes: float) -> Iterator[None]:
+    """What is done inside may take so much memory of Python's, as it is counted."""
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    if peak > num_bytes:
+        raise OutOfProportion(f"{peak} bytes; expected at most {num_bytes:.0f}")
 
 
 def most_memory(path: Path) -> int:

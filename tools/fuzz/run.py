@@ -16,7 +16,6 @@ import signal
 import sys
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -35,7 +34,7 @@ COMPILED = [
 ]
 with atheris.instrument_imports(include=["fsachain", "yaml", "zipfile"], exclude=COMPILED):
     from fsachain.errors import FsachainError
-    from tools.fuzz.reader import Reader, most_memory
+    from tools.fuzz.reader import Reader, most_memory, within
     from tools.fuzz.readers import READERS
 
 HANG_SECONDS = 10  # of one file; the largest has a few kilobytes
@@ -44,23 +43,11 @@ LARGEST = 1 << 16
 ADDRESS_SPACE = 16 << 30  # an allocation that believes a header ends here and not in the machine's memory
 
 
-class OutOfProportion(Exception):
-    """A reader took more memory than its file accounts for."""
-
-
 def read_once(reader: Reader, path: Path, content: bytes) -> None:
     """Read the content; one of fsachain's own errors is right, any other exception is a finding."""
     path.write_bytes(content)
-    most = most_memory(path)
-    tracemalloc.start()
-    try:
-        with suppress(FsachainError):
-            reader.read(path)
-    finally:
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    if peak > most:
-        raise OutOfProportion(f"{peak} bytes for a file of {len(content)}")
+    with within(most_memory(path)), suppress(FsachainError):
+        reader.read(path)
 
 
 def fuzz(reader: Reader, seconds: int, folder: Path) -> None:
