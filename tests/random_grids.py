@@ -8,13 +8,8 @@ DURATIONS = tuple(
     [GridArc(d, 0, 0) for d in (1, 2, 4)] + [GridArc(d, 1, 1) for d in (0, 1, 2, 4)]
 )  # of a token-and-duration transducer
 MULTI_BLANK = (*REGULAR, GridArc(2, 0, 0), GridArc(3, 0, 0))
-TOPOLOGIES = {
-    "regular": REGULAR,
-    "modified": MODIFIED,
-    "free": FREE,
-    "durations": DURATIONS,
-    "multi-blank": MULTI_BLANK,
-}
+TOPOLOGIES = {"regular": REGULAR, "modified": MODIFIED, "free": FREE}
+TOPOLOGIES |= {"durations": DURATIONS, "multi-blank": MULTI_BLANK}
 
 
 def make_grids(arcs, frames, labels, scale=1.0, seed=0, dtype=np.float64, impossible=0.0):

@@ -39,13 +39,8 @@ def trained(kind, **options):
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        (torch.optim.Adam, {}),
-        (torch.optim.AdamW, {}),
-        (torch.optim.SGD, {"momentum": 0.9}),
-        (torch.optim.SGD, {}),
-    ],
-)
+    [(torch.optim.Adam, {}), (torch.optim.AdamW, {}), (torch.optim.SGD, {"momentum": 0.9}), (torch.optim.SGD, {})],
+)  # fmt: skip
 def test_model_optimizer_and_random_state_come_back_bit_for_bit(kind, options, tmp_path):
     model, optimizer = trained(kind, **options)
     rng = {"cpu": torch.get_rng_state()}

@@ -267,11 +267,8 @@ def test_models_trees_and_examples_are_shown(fsachain, case):
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [
-        ("lm1_tiny", ["--ngram-order", 2, "--no-prune-ngram-order", 2, "--num-extra-lm-states", 0]),
-        ("lm8_onesent", None),
-    ],
-)
+    [("lm1_tiny", ["--ngram-order", 2, "--no-prune-ngram-order", 2, "--num-extra-lm-states", 0]), ("lm8_onesent", None)],
+)  # fmt: skip
 def test_phone_sequences_become_the_phone_language_model_of_kaldi(fsachain, shared, tmp_path, name, options):
     folder = shared / "golden/kaldi/lm"
     if options is None:

@@ -30,12 +30,7 @@ from fsachain.table import compile_table
 from fsachain.train.log import read_log
 from fsachain.train.source import ForgivingNumerators
 
-PATTERNS = {
-    "u1": "( 0.7 yes no | 0.3 yes yes no )",
-    "u2": "* no *",
-    "u3": "yes <loop>",
-    "u4": "[ no ] <spell>",
-}
+PATTERNS = {"u1": "( 0.7 yes no | 0.3 yes yes no )", "u2": "* no *", "u3": "yes <loop>", "u4": "[ no ] <spell>"}  # fmt: skip
 
 
 def scores_alike(found: Fsa, expected: Fsa, count=40) -> None:

@@ -90,22 +90,11 @@ def test_a_blank_takes_pdf_zero():
     [
         (lambda: ContextTree.monophone((), Topology.chain()), "0 names"),
         (lambda: ContextTree.monophone(("A", "A"), Topology.chain()), "2 names, 1 distinct"),
+        (lambda: ContextTree.monophone(PHONES, CHAIN, shared=[("A", "X")]), "shared names the phone 'X'"),
+        (lambda: ContextTree.monophone(PHONES, CHAIN, shared=[("A", "B"), ("B",)]), r"\[1, 2, 3, 3, 4\]"),
+        (lambda: ContextTree.biphone(PHONES, CHAIN, context_independent=("X",)), "context_independent"),
         (
-            lambda: ContextTree.monophone(PHONES, CHAIN, shared=[("A", "X")]),
-            "shared names the phone 'X'",
-        ),
-        (
-            lambda: ContextTree.monophone(PHONES, CHAIN, shared=[("A", "B"), ("B",)]),
-            r"\[1, 2, 3, 3, 4\]",
-        ),
-        (
-            lambda: ContextTree.biphone(PHONES, CHAIN, context_independent=("X",)),
-            "context_independent",
-        ),
-        (
-            lambda: ContextTree.biphone(
-                PHONES, Topology.chain(), context_independent=("A",), shared=[("A", "B")]
-            ),
+            lambda: ContextTree.biphone(PHONES, Topology.chain(), context_independent=("A",), shared=[("A", "B")]),
             "only partly context independent",
         ),
         (lambda: ContextTree.biphone(PHONES, Topology.ctc()), "blank"),
@@ -113,7 +102,7 @@ def test_a_blank_takes_pdf_zero():
         (lambda: TREES[0].pdf(1, 2), "pdf_class = 2"),
         (lambda: TREES[0].describe(8), "pdf = 8"),
     ],
-)
+)  # fmt: skip
 def test_refuses_by_name(make, message):
     with pytest.raises(GraphError, match=message):
         make()
@@ -234,19 +223,14 @@ def test_every_window_finds_itself_in_the_description_of_its_pdf(tree):
         (lambda: ContextTree(PHONES, CHAIN, 3, ((1,), (2,), (3,), (4,))), "or a decision tree"),
         (
             lambda: ContextTree(
-                PHONES,
-                CHAIN,
-                2,
-                ((1,), (2,), (3,), (4,)),
-                frozenset(),
-                DecisionTree((Table(2, (1,)), Leaf(0))),
+                PHONES, CHAIN, 2, ((1,), (2,), (3,), (4,)), frozenset(), DecisionTree((Table(2, (1,)), Leaf(0)))
             ),
             "ask for the place 2 of a window of 2",
         ),
         (lambda: WIDE["triphone"].pdf_in((1, 2), 0), "expected 3 phones"),
         (lambda: WIDE["triphone"].pdf_in((1, 0, 2), 0), r"no pdf for class 0 of the phones \(1, 0, 2\)"),
     ],
-)
+)  # fmt: skip
 def test_decision_trees_that_cannot_be_are_refused(make, message):
     with pytest.raises(GraphError, match=message):
         make()

@@ -279,17 +279,9 @@ GOOD = {"targets": [[1, 2], [3, 0]], "input_lengths": [6, 5], "target_lengths": 
 @pytest.mark.parametrize(
     ("wrong", "error", "message"),
     [
-        (
-            {"targets": [[1, 5], [3, 0]]},
-            DataError,
-            r"anna: targets\[0\]\[1\] = 5; expected a class in \[0, 5\)",
-        ),
+        ({"targets": [[1, 5], [3, 0]]}, DataError, r"anna: targets\[0\]\[1\] = 5; expected a class in \[0, 5\)"),
         ({"targets": [[1, 2], [-1, 0]]}, DataError, r"bert: targets\[1\]\[0\] = -1"),
-        (
-            {"targets": [[1, 0], [3, 0]]},
-            DataError,
-            r"anna: targets\[0\]\[1\] = 0; .* other than the blank, 0",
-        ),
+        ({"targets": [[1, 0], [3, 0]]}, DataError, r"anna: targets\[0\]\[1\] = 0; .* other than the blank, 0"),
         ({"targets": [[1.0, 2.0], [3.0, 0.0]]}, ShapeError, "targets has dtype float32; expected integers"),
         ({"targets": [1, 2, 3, 4]}, ShapeError, "target_lengths add up to 3; expected 4"),
         ({"targets": [[[1]]]}, ShapeError, r"targets has shape \[1, 1, 1\]; expected \[2, S\]"),
@@ -318,7 +310,7 @@ GOOD = {"targets": [[1, 2], [3, 0]], "input_lengths": [6, 5], "target_lengths": 
         ({"log_probs": SCORES.long()}, ShapeError, "log_probs has dtype torch.int64"),
         ({"log_probs": SCORES.numpy()}, ShapeError, "log_probs is a ndarray; expected a torch tensor"),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_errors_that_name_them(wrong, error, message):
     arguments = {"log_probs": SCORES, "names": ["anna", "bert"], **GOOD, **wrong}
     if "log_probs" in wrong:

@@ -65,18 +65,12 @@ def arcs_of(**changed):
         ({"pdf": [0]}, r"pdf has shape \[1\]: expected \[2\]"),
         ({"dst": [[1, 1]]}, r"dst has shape \[1, 2\]: expected \[2\]"),
         ({"log_prob": [0.0]}, r"log_prob has shape \[1\]: expected \[2\], one entry for each arc"),
-        (
-            {"log_prob": [0.0, NAN]},
-            r"log_prob\[1\] = nan \(arc 1\): expected a finite log-probability or -inf",
-        ),
+        ({"log_prob": [0.0, NAN]}, r"log_prob\[1\] = nan \(arc 1\): expected a finite log-probability or -inf"),
         ({"log_prob": [INF, 0.0]}, r"log_prob\[0\] = inf \(arc 0\)"),
         ({"final_log_prob": [0.0, NAN]}, r"final_log_prob\[1\] = nan \(state 1\)"),
-        (
-            {"final_log_prob": [0.0]},
-            r"final_log_prob has shape \[1\]: expected \[2\], one entry for each state",
-        ),
+        ({"final_log_prob": [0.0]}, r"final_log_prob has shape \[1\]: expected \[2\], one entry for each state"),
     ],
-)
+)  # fmt: skip
 def test_malformed_acceptors_are_refused(changed, match):
     with refused(GraphError, match):
         Fsa(**arcs_of(**changed))
@@ -177,28 +171,13 @@ SCORES = np.zeros((2, 5, 9), np.float32)
         (SCORES[0], {}, ShapeError, r"scores has shape \[5, 9\]; expected \[N, T, P\]"),
         (SCORES[:1], {}, ShapeError, r"scores has 1 sequences \(shape \[1, 5, 9\]\); expected 2"),
         (SCORES[:, :, :8], {}, ShapeError, r"scores has 8 pdfs .*expected at least 9 for first"),
-        (
-            SCORES.astype(int),
-            {},
-            ShapeError,
-            "scores has dtype int64; expected float16, bfloat16, float32 or float64",
-        ),
+        (SCORES.astype(int), {}, ShapeError, "scores has dtype int64; expected float16, bfloat16, float32 or float64"),
         (SCORES.astype(np.longdouble), {}, ShapeError, "scores has dtype float128|longdouble"),
         (SCORES.astype(complex), {}, ShapeError, "scores has dtype complex128"),
         (torch.zeros(2, 5, 9, dtype=torch.int64), {}, ShapeError, "scores has dtype int64"),
         ([["a"]], {}, ShapeError, "scores has dtype"),
-        (
-            SCORES,
-            {"lengths": [5]},
-            ShapeError,
-            r"lengths has shape \[1\] and dtype int64; expected 2 integers",
-        ),
-        (
-            SCORES,
-            {"lengths": [5.0, 4.0]},
-            ShapeError,
-            "lengths has shape .* dtype float64; expected 2 integers",
-        ),
+        (SCORES, {"lengths": [5]}, ShapeError, r"lengths has shape \[1\] and dtype int64; expected 2 integers"),
+        (SCORES, {"lengths": [5.0, 4.0]}, ShapeError, "lengths has shape .* dtype float64; expected 2 integers"),
         (SCORES, {"lengths": [True, True]}, ShapeError, "dtype bool"),
         (SCORES, {"lengths": [5, 6]}, ShapeError, r"lengths\[1\] = 6 \(second\); expected 0 to 5"),
         (SCORES, {"lengths": [-1, 5]}, ShapeError, r"lengths\[0\] = -1 \(first\); expected 0 to 5"),
@@ -208,7 +187,7 @@ SCORES = np.zeros((2, 5, 9), np.float32)
         ),
         (SCORES, {"backend": "tpu"}, BackendUnavailable, "backend 'tpu': no backend has this name"),
     ],
-)
+)  # fmt: skip
 def test_malformed_arguments_of_the_recursions_are_refused(scores, options, error, match):
     batch = TableBatch.pack([table(), table()], ["first", "second"])
     for function in (forward_backward, best_path):

@@ -70,9 +70,7 @@ LOSSES = {
     "one graph, leaky": total(lambda which: DENOMINATOR.batch(len(which)), 0.1),
     "accuracy": (
         ["frames", "frames"],
-        lambda which, x, a: (
-            -expected_accuracy(DENOMINATOR.batch(len(which)), x, a, of(which)[1], leaky_hmm_coefficient=0.1)
-        ),
+        lambda which, x, a: -expected_accuracy(DENOMINATOR.batch(len(which)), x, a, of(which)[1], leaky_hmm_coefficient=0.1),
     ),
     "ctc": ctc("logits"),
     "ctc of log-probs": ctc("log_probs"),
@@ -81,23 +79,17 @@ LOSSES = {
     "tdt": (["grid"], lambda which, x, **more: tdt_loss(x, *of(which), [0, 1, 2], BLANK, "none", **more)),
     "multi-blank": (
         ["grid"],
-        lambda which, x, **more: multi_blank_loss(
-            x, *of(which), {10: 2, 9: 4}, BLANK, reduction="none", **more
-        ),
+        lambda which, x, **more: multi_blank_loss(x, *of(which), {10: 2, 9: 4}, BLANK, reduction="none", **more),
     ),
     "simple": (
         ["frames", "labels"],
-        lambda which, am, lm: rnnt_loss_simple(
-            lm, am, of(which)[0], BLANK, boundary(which), reduction="none"
-        ),
+        lambda which, am, lm: rnnt_loss_simple(lm, am, of(which)[0], BLANK, boundary(which), reduction="none"),
     ),
     "chunks": (
         ["frames", "labels"],
-        lambda which, am, lm: transducer_loss(
-            am, lm, torch.add, *of(which), BLANK, reduction="none", chunk_frames=2
-        ),
+        lambda which, am, lm: transducer_loss(am, lm, torch.add, *of(which), BLANK, reduction="none", chunk_frames=2),
     ),
-}
+}  # fmt: skip
 of_every_loss = pytest.mark.parametrize("name", LOSSES)
 
 
@@ -169,12 +161,8 @@ def test_an_illegal_or_impossible_sequence_has_no_gradient_and_harms_no_other(na
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"accuracy", "simple", "chunks"}))
 @pytest.mark.parametrize(
     ("dtype", "scale"),
-    [
-        *((torch.float32, scale) for scale in (1.0, 30.0, 1000.0)),
-        (torch.float16, 30.0),
-        (torch.bfloat16, 1000.0),
-    ],
-)
+    [*((torch.float32, scale) for scale in (1.0, 30.0, 1000.0)), (torch.float16, 30.0), (torch.bfloat16, 1000.0)],
+)  # fmt: skip
 def test_narrow_types_keep_the_contract_at_any_magnitude(name, dtype, scale):
     inputs = make_inputs(name, scale, dtype)
     found = run(name, inputs)

@@ -54,11 +54,8 @@ def kaldi_fbank_frame(samples, first, config):
 
 @pytest.mark.parametrize(
     "config",
-    [
-        FeatureConfig(sample_rate=8000, num_mel_bins=40),
-        FeatureConfig(sample_rate=16000, num_mel_bins=80, high_freq=-400.0),
-    ],
-)
+    [FeatureConfig(sample_rate=8000, num_mel_bins=40), FeatureConfig(sample_rate=16000, num_mel_bins=80, high_freq=-400.0)],
+)  # fmt: skip
 def test_fbank_is_the_log_of_mel_filtered_power(config):
     """Frame t of `snip_edges` off is centred on sample (t + 1/2) * shift; float32 FFT against float64."""
     samples = noise(0.5, config.sample_rate)

@@ -165,11 +165,7 @@ WRONG = {
     "blank": ({"targets": torch.tensor([[1, 0]])}, DataError, r"sequence 0: targets\[0\]\[1\] = 0"),
     "no class": ({"targets": torch.tensor([[1, 5]])}, DataError, r"targets\[0\]\[1\] = 5.*\[0, 4\)"),
     "too long": ({"targets": torch.tensor([[1] * 6])}, AlignmentError, "utt-7: 10 frames for a target of 6"),
-    "not three axes": (
-        {"log_probs": outputs(10, 4)},
-        ShapeError,
-        r"log_probs: expected a tensor \[B, T, C\]",
-    ),
+    "not three axes": ({"log_probs": outputs(10, 4)}, ShapeError, r"log_probs: expected a tensor \[B, T, C\]"),
     "two batches": ({"targets": torch.ones(2, 1, dtype=torch.int64)}, ShapeError, "targets has 2 rows"),
     "targets of floats": ({"targets": torch.ones(1, 1)}, ShapeError, "targets has dtype torch.float32"),
     "frames": ({"input_lengths": [11]}, ShapeError, r"input_lengths\[0\] = 11; expected 0 to 10"),
@@ -179,7 +175,7 @@ WRONG = {
     "names": ({"names": []}, ShapeError, "names has 0 entries"),
     "NaN": ({"log_probs": outputs(1, 10, 4) * math.nan}, DataError, "NaN or .inf among log_probs"),
     "no path": ({"log_probs": outputs(1, 10, 4) - math.inf}, AlignmentError, "-inf on every path"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("changed", "error", "message"), WRONG.values(), ids=WRONG)

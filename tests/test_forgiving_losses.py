@@ -215,14 +215,8 @@ def test_impossible_scores_leave_no_trace_in_the_gradient():
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"rnnt_type": "modified"},
-        {"fused_log_softmax": False},
-        {"fastemit_lambda": 0.1},
-        {"delay_penalty": 0.1},
-    ],
-)
+    "options", [{"rnnt_type": "modified"}, {"fused_log_softmax": False}, {"fastemit_lambda": 0.1}, {"delay_penalty": 0.1}]
+)  # fmt: skip
 def test_options_that_do_not_go_together_are_named(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         transducer_loss_of(rnnt_inputs.make_logits(), EACH[0], **options)

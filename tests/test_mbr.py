@@ -196,15 +196,11 @@ def test_a_broken_sequence_has_no_gradient_and_harms_no_other(kind):
     ("changed", "error", "match"),
     [
         ({"scores": np.zeros((1, 4, 3))}, ShapeError, "scores is a ndarray; expected a torch tensor"),
-        (
-            {"accuracy": torch.zeros(1, 4, 2)},
-            ShapeError,
-            r"accuracy has shape \[1, 4, 2\] .* shape \[1, 4, 3\]",
-        ),
+        ({"accuracy": torch.zeros(1, 4, 2)}, ShapeError, r"accuracy has shape \[1, 4, 2\] .* shape \[1, 4, 3\]"),
         ({"leaky_hmm_coefficient": 2.0}, ConfigError, "leaky_hmm_coefficient = 2.0"),
         ({"backend": "cuda"}, BackendUnavailable, "cuda"),
     ],
-)
+)  # fmt: skip
 def test_malformed_arguments_are_refused(changed, error, match):
     batch = TableBatch.pack([compile_table(two_lobes(), NUM_PDFS)])
     arguments = {"scores": torch.zeros(1, 4, 3), "accuracy": torch.zeros(1, 4, 3)} | changed

@@ -164,17 +164,14 @@ def test_reading_a_configuration_imports_nothing():
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        (
-            {"kind": "transformer"},
-            r"'transformer' is no network; expected tdnnf, conformer or package\.module",
-        ),
+        ({"kind": "transformer"}, r"'transformer' is no network; expected tdnnf, conformer or package\.module"),
         ({"kind": 3}, "network.kind: 3 is no network"),
         ({"kind": "os.system"}, "'os.system' is no network"),
         ({"kind": "a b:C"}, "'a b:C' is no network"),
         ({"num_pdfs": 5}, "network.num_pdfs: is not an option"),
         ({"init_from": 5}, "network.init_from: expected the path of a file, got 5"),
     ],
-)
+)  # fmt: skip
 def test_a_section_that_names_no_network_is_refused_at_once(section, message):
     with pytest.raises(ConfigError, match=message):
         experiment_of(**section)
@@ -188,13 +185,10 @@ def test_a_section_that_names_no_network_is_refused_at_once(section, message):
         ({"kind": "own_networks:WithoutPdfs"}, "NarrowConfig has no field 'num_pdfs'; expected one"),
         ({"kind": "own_networks:WithoutFeatures"}, "takes no argument 'num_features'; expected one"),
         ({"kind": PLAIN, "widht": 3}, "network.widht: unknown option of .*Plain; did you mean 'width'"),
-        (
-            {"kind": "own_networks:Configured", "widht": 3},
-            "network.widht: unknown option; did you mean 'width'",
-        ),
+        ({"kind": "own_networks:Configured", "widht": 3}, "network.widht: unknown option; did you mean 'width'"),
         ({"kind": "own_networks:Silent"}, r"has no 'output_lengths'; expected output_lengths\(lengths"),
     ],
-)
+)  # fmt: skip
 def test_what_a_class_lacks_is_said_by_name(section, message):
     spec = experiment_of(**section).network_spec(7)
     with pytest.raises(ConfigError, match=message):

@@ -21,11 +21,8 @@ ENTRIES = [
     ("tat", 1.0, ["T", "A", "T"]),
     ("tat", 0.5, ["T", "O", "T"]),
     ("o", 1.0, ["O"]),
-    *[
-        ("five", prob, phones.split())
-        for prob, phones in [(1, "A"), (0.7, "O"), (0.5, "T"), (0.3, "A O"), (0.2, "O A T")]
-    ],
-]
+    *[("five", prob, phones.split()) for prob, phones in [(1, "A"), (0.7, "O"), (0.5, "T"), (0.3, "A O"), (0.2, "O A T")]],
+]  # fmt: skip
 LEXICON = Lexicon.from_entries(ENTRIES)
 MONOPHONE = ContextTree.monophone(LEXICON.phones, Topology.chain())
 BIPHONE = ContextTree.biphone(LEXICON.phones, Topology.chain(), context_independent=("SIL",))

@@ -272,16 +272,13 @@ def test_epsilons_that_would_multiply_the_arcs_are_refused(monkeypatch):
         (lambda: build_pattern_numerator(["x"], LEXICON, TREE, name="u1"), "utterance 'u1': word 'x'"),
         (lambda: build_pattern_numerator([3], LEXICON, TREE), "item 3: expected a word"),
         (lambda: build_pattern_numerator([], LEXICON, TREE, name="u1"), None),
-        (
-            lambda: build_pattern_numerator([phone_loop([9])], LEXICON, TREE, name="u1"),
-            "'u1': parts.0. has phone 9",
-        ),
+        (lambda: build_pattern_numerator([phone_loop([9])], LEXICON, TREE, name="u1"), "'u1': parts.0. has phone 9"),
         (lambda: OneOf([]), "no alternatives"),
         (lambda: OneOf([(0.0, ["a"])]), "probability 0.0"),
         (lambda: phone_loop([A, A]), "distinct phone ids"),
         (lambda: build_pattern_numerator(["a"], SILENT, TREE), "expected the same phones"),
     ],
-)
+)  # fmt: skip
 def test_wrong_patterns_are_refused_by_name(make, message):
     if message is None:  # only silence is left, which is a phone
         assert make().words == ()
@@ -307,13 +304,10 @@ PARTS = {"<loop>": LOOP, "<spell>": SPELL}
         ("a [ b c ] d", ["a", optional(["b", "c"]), "d"]),
         ("( 0.7 a b | 0.3 c ) d", [OneOf([(0.7, ["a", "b"]), (0.3, ["c"])]), "d"]),
         ("( 0.5 <spell> | 5e-1 )", [OneOf([(0.5, [SPELL]), (0.5, [])])]),
-        (
-            "( 1 a [ ( 0.2 b | 0.8 ) ] )",
-            [OneOf([(1.0, ["a", optional([OneOf([(0.2, ["b"]), (0.8, [])])])])])],
-        ),
+        ("( 1 a [ ( 0.2 b | 0.8 ) ] )", [OneOf([(1.0, ["a", optional([OneOf([(0.2, ["b"]), (0.8, [])])])])])]),
         (r"\* \( \<loop> \x 0.7", ["*", "(", "<loop>", r"\x", "0.7"]),
     ],
-)
+)  # fmt: skip
 def test_a_line_is_the_pattern_that_it_says(text, pattern):
     assert parse_pattern(text, PARTS) == pattern
     assert parse_pattern(text.split(), PARTS) == pattern

@@ -131,14 +131,7 @@ def test_bad_options_are_refused_by_name(options, message):
 
 
 UNITS = ("_a", "b", "_c")
-SPELLED = [
-    ["_a", "b", "_c"],
-    ["_c", "b", "b"],
-    ["_a", "_a"],
-    ["b"],
-    ["_c", "b"],
-    ["_a", "b", "_c", "b"],
-]
+SPELLED = [["_a", "b", "_c"], ["_c", "b", "b"], ["_a", "_a"], ["b"], ["_c", "b"], ["_a", "b", "_c", "b"]]  # fmt: skip
 TOPOLOGIES = ["standard", "compact", "selfless", "minimal"]
 MODEL = estimate_phone_lm([[UNITS.index(unit) + 1 for unit in s] for s in SPELLED], 2, 0, 2)
 

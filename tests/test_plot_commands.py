@@ -126,12 +126,9 @@ def test_training_and_wer_draw_the_files_of_a_run(exp, drawn, tmp_path):
         (("graph", "{exp}/graphs/num.npz", "o.png"), "--utterance is needed"),
         (("graph", "{exp}/graphs/den.fst", "o.gif"), "ends in one of .png, .svg, .pdf, .webp, got '.gif'"),
         (("alignment", "{exp}/data", "{exp}/aligned", "o.png", "--utterance", "x"), "'x' is not among the 3"),
-        (
-            ("occupancy", "{exp}/graphs/num.npz", "o.png"),
-            "lacks logits, targets, logit_lengths, target_lengths",
-        ),
+        (("occupancy", "{exp}/graphs/num.npz", "o.png"), "lacks logits, targets, logit_lengths, target_lengths"),
     ],
-)
+)  # fmt: skip
 def test_mistakes_cost_one_line(exp, capsys, arguments, message):
     assert run("plot", *(part.format(exp=exp) for part in arguments)) == EXIT_USER_ERROR
     error = capsys.readouterr().err

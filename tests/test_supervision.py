@@ -205,16 +205,11 @@ def spans(*rows):
         (spans((2, 10, 30), (3, 0, 30)), {}, GraphError, r"span \[0, 30\) after \[10, 30\)"),
         (spans((2, 0, 34)), {}, GraphError, "ends at input frame 34, the utterance at 30"),
         (spans((2, 0, 12)), {}, GraphError, "no aligned phone lies near input frame 18 "),
-        (
-            spans(*((2, i, i + 1) for i in range(30))),
-            {},
-            GraphError,
-            "the 30 aligned phones have no path through 10",
-        ),
+        (spans(*((2, i, i + 1) for i in range(30))), {}, GraphError, "the 30 aligned phones have no path through 10"),
         (spans((2, 0, 30)), {"left_tolerance": -1}, ConfigError, "left_tolerance = -1"),
         (spans((2, 0, 30)), {"subsampling": 0}, ConfigError, "subsampling = 0"),
     ],
-)
+)  # fmt: skip
 def test_an_alignment_that_cannot_be_used_is_refused_with_the_utterance(phones, options, error, message):
     with pytest.raises(error, match=rf"\Autterance 'u7': .*{message}"):
         build_supervision(phones, 30, TREES["chain"], name="u7", **options)

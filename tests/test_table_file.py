@@ -97,12 +97,8 @@ def test_other_files_and_versions_are_refused(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["t.tables"]  # no half-written file is left
 
 
-ENTRIES = [
-    ("yes", 1.0, ["Y", "EH", "S"]),
-    ("no", 1.0, ["N", "OW"]),
-    ("oh", 0.5, ["OW"]),
-    ("oh", 0.5, ["OW", "OW"]),
-]
+ENTRIES = [("yes", 1.0, ["Y", "EH", "S"]), ("no", 1.0, ["N", "OW"])]
+ENTRIES += [("oh", 0.5, ["OW"]), ("oh", 0.5, ["OW", "OW"])]
 LEXICON = Lexicon.from_entries(ENTRIES)
 TREE = ContextTree.biphone(LEXICON.phones, Topology.chain(), context_independent=("SIL",))
 

@@ -22,10 +22,7 @@ def test_survives_the_dictionary_form(topology):
         (lambda: Topology.left_to_right(0), "num_states = 0"),
         (lambda: Topology((HmmState(0, 2),)), r"pdf classes \[0, 2\]"),
         (lambda: Topology((HmmState(0, 1, 0.5),)), r"states\[0\].leave_log_prob = 0.5"),
-        (
-            lambda: Topology((HmmState(0, 0, -1, -1, ((2, -1.0),)),)),
-            r"leads to \[2\]: expected .* among \[\]",
-        ),
+        (lambda: Topology((HmmState(0, 0, -1, -1, ((2, -1.0),)),)), r"leads to \[2\]: expected .* among \[\]"),
         (
             lambda: Topology(
                 (
@@ -37,7 +34,7 @@ def test_survives_the_dictionary_form(topology):
             "no way leads from",
         ),
     ],
-)
+)  # fmt: skip
 def test_refuses_by_name(make, message):
     with pytest.raises(GraphError, match=message):
         make()

@@ -107,12 +107,8 @@ CASES: dict[str, Callable[[Path], object]] = {
     "features not finite: first in frame 0 of 50": samples([0.1, float("nan")]),
     "empty text: transcript is empty": edit("text", "u2 no\n", "u2\n"),
     "unknown word: 'maybe'": edit("text", "u2 no", "u2 maybe"),
-    r"too short: .*2 output frames \(5 of features\), its 3 words take 7": lambda f: speak(
-        f / "u3.wav", 0.05
-    ),
-    "duplicate id: text:3: key 'u2' occurs twice, first on line 2": edit(
-        "text", "u2 no\n", "u2 no\nu2 yes\n"
-    ),
+    r"too short: .*2 output frames \(5 of features\), its 3 words take 7": lambda f: speak(f / "u3.wav", 0.05),
+    "duplicate id: text:3: key 'u2' occurs twice, first on line 2": edit("text", "u2 no\n", "u2 no\nu2 yes\n"),
     r"duplicate id: wav\.scp:3: key 'u2'": edit("wav.scp", "u2 u2.wav\n", "u2 u2.wav\nu2 u1.wav\n"),
     "no transcript: no transcript for utterance 'u2'": edit("text", "u2 no\n", ""),
     "no recording: 'u2' has neither a recording nor": edit("wav.scp", "u2 u2.wav\n", ""),
@@ -126,12 +122,10 @@ CASES: dict[str, Callable[[Path], object]] = {
     "no recording: recording 'u9' of 'u2' is not in wav.scp": segment("u9 0 1"),
     "segment: needs 0 <= start < end": segment("u2 nan 1"),
     r"segment: from 0\.0 to 3\.5 s .* has 1\.000 s": segment("u2 0 3.5"),
-    "unreadable features: cannot read .*nowhere": lambda f: (f / "feats.scp").write_text(
-        "u2 nowhere.ark:7\n"
-    ),
+    "unreadable features: cannot read .*nowhere": lambda f: (f / "feats.scp").write_text("u2 nowhere.ark:7\n"),
     r"width of features: shape \(50, 5\), expected \[frames, 8\]": matrix(np.zeros((50, 5))),
     "features not finite: first in frame 50 of 51": matrix(NAN_ROW),
-}
+}  # fmt: skip
 
 
 def test_a_corpus_without_fault_has_none(corpus, lang):

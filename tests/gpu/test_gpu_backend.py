@@ -127,13 +127,8 @@ def test_a_small_memory_budget_changes_no_bit(kind):
 
 LOSSES = {
     "plain": {},
-    "everything": {
-        "l2_regularize": 0.01,
-        "out_of_range_regularize": 0.1,
-        "xent_regularize": 0.1,
-        "boost": 0.3,
-    },
-}
+    "everything": {"l2_regularize": 0.01, "out_of_range_regularize": 0.1, "xent_regularize": 0.1, "boost": 0.3},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", LOSSES)

@@ -71,17 +71,11 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
         "another kind",
     ),
     "negative length": (lambda: zipped({"a.npy": npy(plain("(-1,)"))}), "another kind"),
-    "header that is a program": (
-        lambda: zipped({"a.npy": npy("__import__('os').system('true')")}),
-        "another kind",
-    ),
+    "header that is a program": (lambda: zipped({"a.npy": npy("__import__('os').system('true')")}), "another kind"),
     "header nested without end": (lambda: zipped({"a.npy": npy("(" * 60_000)}), "another kind"),
     "header of version 9": (lambda: zipped({"a.npy": npy(plain(), version=b"\x09\0")}), "version"),
     "type that does not exist": (lambda: zipped({"a.npy": npy(plain(kind="<x4"), bytes(8))}), "another kind"),
-    "width that does not exist": (
-        lambda: zipped({"a.npy": npy(plain(kind="<i7"), bytes(14))}),
-        "damaged|not understood",
-    ),
+    "width that does not exist": (lambda: zipped({"a.npy": npy(plain(kind="<i7"), bytes(14))}), "damaged|not understood"),
     "two arrays of one name": (twice, "same name"),
     "no archive": (lambda: b"PK\3\4 and then nothing", "no npz file"),
     "a thousand and one arrays": (lambda: zipped({f"{n}.npy": b"" for n in range(1001)}), "1001 arrays"),
@@ -89,7 +83,7 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: zipped({"a.npy": npy(plain("(1000000,)"), bytes(4_000_000))}, compression=zipfile.ZIP_BZIP2),
         "packed in another way",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

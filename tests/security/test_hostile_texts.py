@@ -75,10 +75,7 @@ ATTACKS = {
     "a merge": ("a: &a {b: 1}\nc: {<<: *a}\n", "the alias"),
     "lists without end": ("a: " + "[" * 5000, "nested deeper"),
     "tables without end": ("".join(" " * n + "a:\n" for n in range(200)), "nested deeper"),
-    "an object of Python": (
-        "a: !!python/object/apply:os.system [true]\n",
-        "could not determine a constructor",
-    ),
+    "an object of Python": ("a: !!python/object/apply:os.system [true]\n", "could not determine a constructor"),
     "a name of Python": ("a: !!python/name:os.system\n", "could not determine a constructor"),
     "a number of many digits": ("a: " + "9" * 5000, "cannot read the options"),
     "a day that is none": ("a: 2020-99-99\n", "cannot read the options"),
@@ -90,7 +87,7 @@ ATTACKS = {
     "a zero byte": ("a: \0\n", "cannot read the options"),
     "more than a configuration": ("# " + "x" * MAX_BYTES, f"more than {MAX_BYTES} bytes"),
     "a list": ("- 1\n", "expected a table"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

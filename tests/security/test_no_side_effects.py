@@ -64,25 +64,14 @@ def test_reading_runs_nothing_and_connects_to_nothing(tmp_path):
 
 
 DANGEROUS_MODULES = {"urllib", "http", "socket", "ftplib", "requests", "pickle", "marshal", "shelve"}
-DANGEROUS_CALLS = {
-    "eval",
-    "exec",
-    "os.system",
-    "os.popen",
-    "torch.load",
-    "yaml.load",
-    "numpy.load",
-    "joblib.load",
-}
+DANGEROUS_CALLS = {"eval", "exec", "os.system", "os.popen"}
+DANGEROUS_CALLS |= {f"{package}.load" for package in ("torch", "yaml", "numpy", "joblib")}
 # Each with the reason why it may.
 ALLOWED = {
     ("fsachain/graph/shards.py", "pickle"),  # a maker goes to worker processes, which this process started
     ("fsachain/data/workers.py", "pickle"),  # likewise
-    (
-        "fsachain/backends/cpu/jit.py",
-        "pickle",
-    ),  # numba's index of compiled kernels, in the user's own cache folder
-}
+    ("fsachain/backends/cpu/jit.py", "pickle"),  # numba's index of compiled kernels, in the user's own cache folder
+}  # fmt: skip
 
 
 def uses(path):

@@ -39,24 +39,18 @@ WEIGHTS = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)
 LOSSES = {
     "regular": lambda x: rnnt_loss(x, *SIZES, BLANK, reduction="none"),
     "modified": lambda x: rnnt_loss(x, *SIZES, BLANK, reduction="none", rnnt_type="modified"),
-    "constrained": lambda x: rnnt_loss(
-        x, *SIZES, BLANK, reduction="none", rnnt_type="constrained", fastemit_lambda=0.1
-    ),
-    "log-probs": lambda x: rnnt_loss(
-        x.log_softmax(3), *SIZES, BLANK, reduction="none", fused_log_softmax=False
-    ),
+    "constrained": lambda x: rnnt_loss(x, *SIZES, BLANK, reduction="none", rnnt_type="constrained", fastemit_lambda=0.1),
+    "log-probs": lambda x: rnnt_loss(x.log_softmax(3), *SIZES, BLANK, reduction="none", fused_log_softmax=False),
     "packed": lambda x: rnnt_loss(pack(x), *SIZES, BLANK, reduction="none"),
     "options": lambda x: rnnt_loss(
         x, *SIZES, BLANK, 0.1, "none", fastemit_lambda=0.3, delay_penalty=0.2, zero_infinity=True
     ),
-    "forgiving": lambda x: rnnt_loss(
-        x, *SIZES, BLANK, reduction="none", forgive=Forgiveness(1.0, 0.5, 0.7, "sum")
-    ),
+    "forgiving": lambda x: rnnt_loss(x, *SIZES, BLANK, reduction="none", forgive=Forgiveness(1.0, 0.5, 0.7, "sum")),
     "in place": lambda x: rnnt_loss(2.0 * x, *SIZES, BLANK, reduction="none", inplace=True),
     "multi-blank": lambda x: multi_blank_loss(x, *SIZES, {10: 2, 9: 4}, BLANK, reduction="none", sigma=0.1),
     "hat": lambda x: hat_loss(x, *SIZES, BLANK, "none"),
     "tdt": lambda x: tdt_loss(x, *SIZES, DURATIONS, BLANK, "none", sigma=0.1),
-}
+}  # fmt: skip
 of_every_loss = pytest.mark.parametrize("kind", LOSSES)
 
 

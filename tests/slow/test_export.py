@@ -18,12 +18,8 @@ from fsachain.nn.export import ExportedModel, export_onnx
 
 MODELS = {
     "global, subsampling in the input layer": ("global", "mean-variance", {}),
-    "by utterance, subsampling in layer 2": (
-        "utterance",
-        "mean-variance",
-        {"subsampling_layer": 2, "input_kernel": 3},
-    ),
-}
+    "by utterance, subsampling in layer 2": ("utterance", "mean-variance", {"subsampling_layer": 2, "input_kernel": 3}),
+}  # fmt: skip
 EAGER = MODELS | {
     "no CMVN, no subsampling": ("none", "mean", {"subsampling": 1}),
     "means by speaker, plain layers": ("speaker", "mean", {"bottleneck": 0}),

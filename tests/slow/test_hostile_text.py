@@ -66,10 +66,7 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
     "tracks of a cut": ("cuts", _mixed_cut(20_000)),
     "cuts that lhotse refuses": ("cuts", _numbered(b'{"id":"%d","type":"a","supervisions":[{}]}\n')),
     "one word many times": ("lexicon", _numbered(b"a A%d\n")),
-    "words in disorder": (
-        "lexicon",
-        _numbered(b"%d A\n")[: SIZE // 2] + _numbered(b"%d B\n")[: SIZE // 2] + b"\n",
-    ),
+    "words in disorder": ("lexicon", _numbered(b"%d A\n")[: SIZE // 2] + _numbered(b"%d B\n")[: SIZE // 2] + b"\n"),
     "phones of one word": ("lexicon", _numbered(b"A%d ", b"a ", b"\n")),
     "saved words": ("lexicon as JSON", _filled(b'["a",1,[1]]\n', LEXICON % (SIZE // 12))),
     "saved phones of a word": ("lexicon as JSON", _filled(b"1,", LEXICON % 1 + b'["a",1,[', b"1]]\n")),
@@ -111,7 +108,7 @@ HOSTILE: dict[str, tuple[str, bytes]] = {
     "entries of a list of options": ("options", b"a: [" + b"a," * 100_000 + b"a]\n"),
     "times of an alignment": ("ctm", _numbered(b"u 1 %d %d a\n")),
     "a time that is none, at the end": ("ctm", _filled(b"u 1 1 1 a\n", b"", b"u 1 x 1 a\n")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("attack", HOSTILE)

@@ -18,12 +18,9 @@ def kernels(tmp_path):
 
 @pytest.mark.parametrize(
     ("before", "environment"),
-    [
-        ("", {"FSACHAIN_QUIET": "1"}),
-        ("import logging; logging.getLogger('fsachain').setLevel(logging.ERROR)", {}),
-    ],
+    [("", {"FSACHAIN_QUIET": "1"}), ("import logging; logging.getLogger('fsachain').setLevel(logging.ERROR)", {})],
     ids=["environment", "logger"],
-)
+)  # fmt: skip
 def test_the_announcement_can_be_silenced(kernels, before, environment):
     assert kernels.run("float64", before, **environment) == (["20.0 0 1"], "")
 

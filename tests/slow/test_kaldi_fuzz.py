@@ -71,17 +71,13 @@ GOLDEN = {
     "topology binary": ("lm1_tiny/0.trans_mdl", read_topology, topology_of_model),
     "words": ("lm8_onesent/words.txt", read_symbols, unchanged),
     "phones": ("lm8_onesent/phones.txt", by_graph_error(read_phones), unchanged),
-    "lexiconp": (
-        "lm8_onesent/lexiconp.txt",
-        by_graph_error(lambda path: Lexicon.read(path, format="lexiconp")),
-        unchanged,
-    ),
+    "lexiconp": ("lm8_onesent/lexiconp.txt", by_graph_error(lambda path: Lexicon.read(path, format="lexiconp")), unchanged),
     "L.fst": ("lm8_onesent/L.fst", at(read_fst), unchanged),
     "den.fst": ("lm8_onesent/den.fst", by_graph_error(Fsa.read), unchanged),
     "normalization.fst": ("lm8_onesent/normalization.fst", at(read_fsa), unchanged),
     "fst archive": ("lm8_onesent/graphs.ark", table_of(read_fst), unchanged),
     "examples": ("lm1_tiny/egs/cegs.ark", table_of(read_example), first_entry),
-}
+}  # fmt: skip
 
 
 def i4_pairs(values):
@@ -115,10 +111,7 @@ EXAMPLE = kb.chain_example(
     b"<DW> \1" + (4).to_bytes(4, "little") + bytes(4),
 )
 MADE = {
-    "const fst": (
-        kb.const_fst([[(1, 1, 0.5, 1)], [(2, 2, 0.0, 0)]], [np.inf, 0.0], aligned=True),
-        at(read_fst),
-    ),
+    "const fst": (kb.const_fst([[(1, 1, 0.5, 1)], [(2, 2, 0.0, 0)]], [np.inf, 0.0], aligned=True), at(read_fst)),
     "compact acceptor": (compact_acceptor(), at(read_fsa)),
     "L_disambig.fst": (b"0 1 1 1 0.5\n1 0 5 0\n0 0 5 5\n0 0.1\n", at(read_fst)),
     "merged examples": (b"a \0B" + EXAMPLE, lambda path: list(read_examples(path))),
@@ -133,19 +126,12 @@ MADE = {
     "matrix script": (b"a matrices.ark:2[0:3]\nb matrices.ark:2\n", table_of(read_matrix)),
     "fst script": (b"a graphs.ark:2\nb graphs.ark:2\n", table_of(read_fst)),
     "gzip": (gzip.compress(b"a 1 2 3\nb 4\n", mtime=0), table_of(read_alignment)),
-}
+}  # fmt: skip
 SUFFIXES = {"matrix script": ".scp", "fst script": ".scp", "gzip": ".gz"}
 BESIDE = {"matrices.ark": MADE["matrix"][0], "graphs.ark": b"a \0B" + LOOP}
 # What does not say itself where it ends: a cut of these may be a good file.
-OPEN_ENDED = {
-    "words",
-    "phones",
-    "lexiconp",
-    "fst archive",
-    "examples",
-    "L_disambig.fst",
-    "matrix script",
-    "fst script",
+OPEN_ENDED = {"words", "phones", "lexiconp", "fst archive", "examples", "L_disambig.fst", *SUFFIXES} - {
+    "gzip"
 }
 FORMATS = [*GOLDEN, *MADE]
 ENTRY = b"a \0B"

@@ -122,11 +122,8 @@ def test_commands_decode_and_align_as_the_stages_do(exp, tmp_path):
     assert run_command("score", test / "text", tmp_path / "hyp.txt") == 0
 
 
-CHUNKS = [
-    "--set=supervision.chunk_frames=90",
-    "--set=perturbation.speeds=[0.9, 1.0]",
-    "--set=train.num_epochs=2",
-]
+CHUNKS = ["--set=supervision.chunk_frames=90", "--set=perturbation.speeds=[0.9, 1.0]"]
+CHUNKS += ["--set=train.num_epochs=2"]
 
 
 @pytest.fixture(scope="module")
