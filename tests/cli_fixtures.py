@@ -1,6 +1,10 @@
-"""The command line in this process, and a small corpus with its graphs: fixtures for the tests of commands."""
+"""The command line in this process, a small corpus with its graphs, a server of files: fixtures."""
 
 import sys
+import threading
+from contextlib import ExitStack
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -104,3 +108,26 @@ def recorded(built) -> Path:
         "train: {num_epochs: 1, num_threads: 1}\ncmvn: {scope: none}\n"
     )
     return built
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """Say nothing."""
+
+
+@pytest.fixture
+def serve():
+    """A function that serves a folder on this machine, and gives the address."""
+    with ExitStack() as stack:
+
+        def start(folder: Path) -> str:
+            server = stack.enter_context(
+                ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+            )
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(server.shutdown)
+            return f"http://127.0.0.1:{server.server_address[1]}"
+
+        yield start

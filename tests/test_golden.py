@@ -5,7 +5,6 @@ tools/golden/kaldi.py says where Kaldi is not the truth and what is compared ins
 
 import json
 import math
-import sys
 from dataclasses import replace
 
 import kaldi_bytes as kb
@@ -16,7 +15,6 @@ from conftest import SHARED
 from enumeration import all_paths, log_sum
 
 from fsachain import GraphError, TableBatch, compile_table, forward_backward
-from fsachain.cli import main
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import DataError
 from fsachain.kaldi.archive import read_table
@@ -196,13 +194,10 @@ def fst_bytes(values, prefix):
 
 
 @pytest.fixture
-def objf(monkeypatch, capsys):
+def objf(fsachain):
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fsachain", "kaldi", "objf", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-        captured = capsys.readouterr()
-        return int(stop.value.code or 0), captured.out.splitlines(), captured.err
+        status, out, err = fsachain("kaldi", "objf", *arguments)
+        return status, out.splitlines(), err
 
     return run
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import html5lib
 import numpy as np
 import pytest
+from cli_fixtures import run_command
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fsachain.cli import main
 from fsachain.cli.record import record_run, recorded_stage
 from fsachain.errors import ConfigError, DataError
 from fsachain.report.collect import Layout, collect, read_stages
@@ -240,19 +240,12 @@ def test_commands_of_a_data_directory_run_only_when_allowed(exp):
     assert len(list(parse((exp / "report.html").read_text()).iter("audio"))) == 3
 
 
-def run_command(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    return int(stop.value.code or 0)
-
-
-def test_command_writes_the_report_beside_the_experiment_and_names_it(exp, monkeypatch, capsys):
-    assert run_command(monkeypatch, "report", exp, "--pictured", 0, "--utterances", 1) == 0
+def test_command_writes_the_report_beside_the_experiment_and_names_it(exp, capsys):
+    assert run_command("report", exp, "--pictured", 0, "--utterances", 1) == 0
     assert str(exp / "report.html") in capsys.readouterr().out
     assert len(list(parse((exp / "report.html").read_text()).iter("article"))) == 2
     elsewhere = exp.parent / "new" / "page.html"
-    assert run_command(monkeypatch, "report", exp, elsewhere, "--utterances", 0) == 0
+    assert run_command("report", exp, elsewhere, "--utterances", 0) == 0
     assert elsewhere.is_file()
 
 

@@ -1,9 +1,6 @@
 """The documentation as a site: it builds without a warning, has every public name, and asks no other machine for a thing."""
 
 import re
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import html5lib
@@ -56,21 +53,8 @@ def test_no_page_fetches_anything_from_elsewhere(site):
         assert not re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
 
 
-@pytest.fixture
-def address(site):
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            """Say nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-
-
-def test_a_browser_that_reads_and_searches_asks_this_machine_alone(browser, site, address):
+def test_a_browser_that_reads_and_searches_asks_this_machine_alone(browser, site, serve):
+    address = serve(site)
     for start in ((site / "index.html").as_uri(), f"{address}/index.html"):
         page = browser.new_page(viewport={"width": 1200, "height": 900})
         asked: list[str] = []

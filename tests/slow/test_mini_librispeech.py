@@ -5,15 +5,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
-import sys
 import tarfile
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from cli_fixtures import run_command
 
-from fsachain.cli import main
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text
 from fsachain.errors import DataError
@@ -107,7 +104,7 @@ def test_the_whole_path_ends_in_two_word_error_rates(exp):
     assert (exp / "report.html").is_file()
 
 
-def test_the_command_rescores_as_the_stage_does(exp, tmp_path, monkeypatch):
+def test_the_command_rescores_as_the_stage_does(exp, tmp_path):
     data = exp / "data"
     options = ["--lang", exp / "lang", "--arpa", data / "grammar.arpa", "--dev", data / "dev", "--workers", 1]
     command = [
@@ -118,10 +115,7 @@ def test_the_command_rescores_as_the_stage_does(exp, tmp_path, monkeypatch):
         tmp_path,
         *options,
     ]
-    monkeypatch.setattr(sys, "argv", ["fsachain", *map(str, command)])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    assert not stop.value.code
+    assert run_command(*command) == 0
     for name in ("hyp.txt", "tuning.txt"):
         assert (tmp_path / name).read_text() == (exp / "rescore" / name).read_text()
 
@@ -143,66 +137,38 @@ def test_what_a_corpus_lacks_is_named(corpus, tmp_path):
         prepare(tmp_path, tmp_path / "out", 1)
 
 
-class Server(ThreadingHTTPServer):
-    files: dict[str, bytes]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def do_GET(self):
-        content = self.server.files[self.path]
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_):
-        """Say nothing."""
-
-
 @pytest.fixture
-def server():
-    with Server(("127.0.0.1", 0), Handler) as found:
-        found.files = {}
-        thread = threading.Thread(target=found.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield found
-        found.shutdown()
-        thread.join()
-
-
-@pytest.fixture
-def resources(server, tmp_path, monkeypatch):
-    """A small archive and a small text in place of the real ones; the address of the server that has them."""
+def resources(tmp_path, monkeypatch):
+    """A folder with a small archive and a small text in place of the real ones."""
     chapter = tmp_path / "source" / "LibriSpeech" / "part" / "1" / "2"
     chapter.mkdir(parents=True)
     (chapter / "1-2.trans.txt").write_text("1-2-0000 ONE\n")
-    with tarfile.open(tmp_path / "part.tar.gz", "w:gz") as tar:
+    lexicon, part = tmp_path / "server" / "11" / "lexicon.txt", tmp_path / "server" / "31" / "part.tar.gz"
+    for path in (lexicon, part):
+        path.parent.mkdir(parents=True)
+    with tarfile.open(part, "w:gz") as tar:
         tar.add(tmp_path / "source" / "LibriSpeech", "LibriSpeech")
-    server.files = {
-        "/31/part.tar.gz": (tmp_path / "part.tar.gz").read_bytes(),
-        "/11/lexicon.txt": b"ONE W AH N\n" * 50,
-    }
-    md5 = {path: hashlib.md5(content).hexdigest() for path, content in server.files.items()}
+    lexicon.write_text("ONE W AH N\n" * 50)
+    lexicon_md5, part_md5 = (hashlib.md5(path.read_bytes()).hexdigest() for path in (lexicon, part))
     wanted = (
-        download.Resource("11/lexicon.txt", md5["/11/lexicon.txt"]),
-        download.Resource("31/part.tar.gz", md5["/31/part.tar.gz"], "LibriSpeech/part"),
+        download.Resource("11/lexicon.txt", lexicon_md5),
+        download.Resource("31/part.tar.gz", part_md5, "LibriSpeech/part"),
     )
     monkeypatch.setattr(download, "RESOURCES", wanted)
-    return f"http://127.0.0.1:{server.server_address[1]}"
+    return tmp_path / "server"
 
 
-def test_downloads_are_unpacked_and_one_of_another_checksum_is_deleted(server, resources, tmp_path, capsys):
-    assert download.main([str(tmp_path / "good"), f"--server={resources}"]) == 0
+def test_downloads_are_unpacked_and_one_of_another_checksum_is_deleted(serve, resources, tmp_path, capsys):
+    server = f"--server={serve(resources)}"
+    assert download.main([str(tmp_path / "good"), server]) == 0
     assert (tmp_path / "good/LibriSpeech/part/1/2/1-2.trans.txt").read_text() == "1-2-0000 ONE\n"
-    server.files["/11/lexicon.txt"] = b"<html>moved</html>"
-    assert download.main([str(tmp_path / "out"), f"--server={resources}"]) == 1
+    (resources / "11" / "lexicon.txt").write_text("<html>moved</html>")
+    assert download.main([str(tmp_path / "out"), server]) == 1
     assert re.search(r"error: lexicon\.txt: has MD5 \w{32}, expected \w{32}", capsys.readouterr().err)
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_an_archive_that_leads_out_of_its_folder_is_refused(server, tmp_path):
+def test_an_archive_that_leads_out_of_its_folder_is_refused(tmp_path):
     (tmp_path / "evil").write_text("x")
     with tarfile.open(tmp_path / "evil.tar.gz", "w:gz") as tar:
         tar.add(tmp_path / "evil", "../outside")
