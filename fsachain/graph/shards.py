@@ -125,7 +125,10 @@ def make_shards(
             path not in shards
         ):  # of an earlier run with more utterances, or half written by one that was killed
             path.unlink()
-    prints = {path: _shard_fingerprint(origin, part) for path, part in shards.items()}
+    prints = {
+        path: hashlib.sha256(json.dumps([origin, list(part)]).encode()).hexdigest()
+        for path, part in shards.items()
+    }
     missing = [path for path in shards if not _is_sound(path, prints[path])]
     done, total = len(transcripts) - sum(len(shards[path]) for path in missing), len(transcripts)
     if progress is not None:
@@ -218,10 +221,6 @@ def _fingerprint(made: Mapping[str, Any], maker: NumeratorMaker) -> str:
         for array in (fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, fsa.final_log_prob):
             digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def _shard_fingerprint(origin: str, transcripts: Transcripts) -> str:
-    return hashlib.sha256(json.dumps([origin, list(transcripts)]).encode()).hexdigest()
 
 
 def _is_sound(path: Path, fingerprint: str) -> bool:

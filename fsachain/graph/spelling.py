@@ -141,9 +141,8 @@ class ForgivingTranscript:
         final = np.full(len(self.tag), -math.inf)
         for state, weight in self._before(len(words)):
             final[state] = weight + forgive.constant(len(words))
-        src, dst, phone, log_prob = zip(*self._arcs, strict=True)
-        sources, targets, labels = (np.array(column, dtype=np.int32) for column in (src, dst, phone))
-        self.graph = Transducer(len(final), 0, sources, targets, labels, labels, np.array(log_prob), final)
+        rows = ((src, dst, phone, phone, weight) for src, dst, phone, weight in self._arcs)
+        self.graph = Transducer.of_arcs(rows, final)
 
     def _state(self, tag: int, place: int, star: bool) -> int:
         self.tag.append(tag)

@@ -111,7 +111,7 @@ class Operator:
 
     def __call__(self, *given: Any) -> Any:
         inputs = given[0] if self._takes_tuple else given
-        if _is_watched() or self._has_subclass(inputs):
+        if _is_watched() or not _PLAIN_TENSORS.issuperset([type(inputs[i]) for i in self._tensors]):
             found = self.op(*inputs)
             return self._result(*found) if self._fields else found
         refuse_forward_mode()
@@ -129,9 +129,6 @@ class Operator:
         with torch.no_grad():
             found = self.kernel(inputs)
         return found if found is None else first_only(found, *wanted)
-
-    def _has_subclass(self, inputs: tuple[Any, ...]) -> bool:
-        return not _PLAIN_TENSORS.issuperset([type(inputs[i]) for i in self._tensors])
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         results = output if isinstance(output, tuple) else (output,)
