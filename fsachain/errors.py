@@ -64,18 +64,18 @@ def require(module: str, *, extra: str) -> Any:
         ) from error
 
 
-def check_ranges(options: object, **ranges: str | Collection[str]) -> None:
-    """A ConfigError for the first of these attributes that is not among its names, or not in its range, such as "[0, 1)".
+def check_choices(options: object, **known: Collection[str]) -> None:
+    """A ConfigError for the first of these attributes that has another value than those known."""
+    for name, values in known.items():
+        if getattr(options, name) not in values:
+            raise ConfigError(f"{name}: {getattr(options, name)!r} is not one of {', '.join(values)}")
 
-    None is in every range.
-    """
-    for name, allowed in ranges.items():
+
+def check_range(options: object, allowed: str, *names: str) -> None:
+    """A ConfigError for the first of these attributes that is not in a range such as "[0, 1)", where None always is."""
+    low, high = map(float, allowed[1:-1].split(","))
+    for name in names:
         value = getattr(options, name)
-        if not isinstance(allowed, str):
-            if value not in allowed:
-                raise ConfigError(f"{name}: {value!r} is not one of {', '.join(allowed)}")
-            continue
-        low, high = map(float, allowed[1:-1].split(","))
         above = value is None or value > low or (value == low and allowed[0] == "[")
         below = value is None or value < high or (value == high and allowed[-1] == "]")
         if not (above and below):

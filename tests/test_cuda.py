@@ -536,6 +536,6 @@ def test_a_training_lays_numerators_out_by_the_thread_that_is_ahead_of_it(tmp_pa
     examples, numerators = corpus(6)
     with pretended(multiprocessors=2) as device:
         found = lfmmi_trainer(tmp_path / "gpu", numerators, **settings).fit(examples)
-    assert by == ["fsachain-prefetch"] * 6 and device.launches
+    assert [name.startswith("fsachain-prefetch") for name in by] == [True] * 6 and device.launches
     for ours, theirs in zip(found.epochs, expected.epochs, strict=True):
         assert ours["train"]["objf"] == pytest.approx(theirs["train"]["objf"], abs=tolerances.OBJF_PER_FRAME)

@@ -224,7 +224,7 @@ def test_prefetching_keeps_order_raises_errors_and_ends_its_thread():
     next(endless)
     endless.close()
     deadline = time.monotonic() + 5.0
-    while any(thread.name == "fsachain-prefetch" for thread in threading.enumerate()):
+    while any(thread.name.startswith("fsachain-prefetch") for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -27,7 +27,7 @@ from fsachain.data.features import FeatureConfig
 from fsachain.data.utterance import Utterance
 from fsachain.decode.decoder import DecoderConfig
 from fsachain.decode.rescore import RescoringConfig
-from fsachain.errors import ConfigError, check_ranges, require
+from fsachain.errors import ConfigError, check_choices, check_range, require
 from fsachain.files import write_text
 from fsachain.graph.expand import DEFAULT_TOLERANCE
 from fsachain.graph.forgive import Forgiveness, Star
@@ -222,7 +222,7 @@ class LangConfig:
     min_monophone_count: int = 20
 
     def __post_init__(self) -> None:
-        check_ranges(self, topology=TOPOLOGIES, context=CONTEXTS)
+        check_choices(self, topology=TOPOLOGIES, context=CONTEXTS)
         if self.silence is not None and not 0.0 < self.silence_prob < 1.0:
             raise ConfigError(
                 f"silence_prob: {self.silence_prob} is not in (0, 1); silence: null is a lexicon without"
@@ -251,13 +251,9 @@ class PhoneLmConfig:
     def __post_init__(self) -> None:
         if self.ngram_order < 0 or self.ngram_order == 1:
             raise ConfigError(f"ngram_order: {self.ngram_order}; expected 0, or 2 and more")
-        check_ranges(
-            self,
-            num_extra_lm_states="[0, inf)",
-            no_prune_ngram_order="[1, inf)",
-            edge_silence="[0, 1]",
-            between_silence="[0, 1]",
-        )
+        check_range(self, "[0, inf)", "num_extra_lm_states")
+        check_range(self, "[1, inf)", "no_prune_ngram_order")
+        check_range(self, "[0, 1]", "edge_silence", "between_silence")
 
 
 @dataclass(frozen=True)
@@ -384,8 +380,7 @@ class SupervisionConfig:
     overlap_frames: int = 0
 
     def __post_init__(self) -> None:
-        count = "[0, inf)"
-        check_ranges(self, left_tolerance=count, right_tolerance=count, overlap_frames=count)
+        check_range(self, "[0, inf)", "left_tolerance", "right_tolerance", "overlap_frames")
         if self.chunk_frames is not None and self.chunk_frames <= self.overlap_frames:
             raise ConfigError(
                 f"chunk_frames: {self.chunk_frames} is not more than the overlap, {self.overlap_frames}"

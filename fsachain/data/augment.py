@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fsachain.data.audio import seeded_generator
 from fsachain.data.dataset import Example
-from fsachain.errors import check_ranges
+from fsachain.errors import check_range
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,10 @@ class AugmentConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        count = "[0, inf)"
-        check_ranges(
-            self,
-            time_masks=count,
-            time_mask_frames=count,
-            time_mask_fraction="[0, 1]",
-            frequency_masks=count,
-            frequency_mask_bins=count,
-            frequency_warp="[0, 0.5)",
-            frame_shift=count,
-        )
+        counts = ("time_masks", "time_mask_frames", "frequency_masks", "frequency_mask_bins", "frame_shift")
+        check_range(self, "[0, inf)", *counts)
+        check_range(self, "[0, 1]", "time_mask_fraction")
+        check_range(self, "[0, 0.5)", "frequency_warp")
 
 
 def augment(example: Example, config: AugmentConfig, epoch: int, view: int = 0) -> Example:

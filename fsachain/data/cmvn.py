@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.errors import ConfigError, DataError, ShapeError, check_ranges
+from fsachain.errors import ConfigError, DataError, ShapeError, check_choices
 
 SCOPES = ("none", "global", "speaker", "utterance")
 MOMENTS = ("mean", "mean-variance")
@@ -34,7 +34,7 @@ class CmvnConfig:
     moments: str = "mean-variance"
 
     def __post_init__(self) -> None:
-        check_ranges(self, scope=SCOPES, moments=MOMENTS)
+        check_choices(self, scope=SCOPES, moments=MOMENTS)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fsachain.data.audio import Perturbation, audio_identity, count_samples, read_audio, recorded_rate
 from fsachain.data.cuts import cut_features
 from fsachain.data.utterance import Cut, Fault, Utterance, UtteranceError
-from fsachain.errors import ConfigError, DataError, check_ranges, require
+from fsachain.errors import ConfigError, DataError, check_choices, check_range, require
 from fsachain.files import read_npz, remove_partials, replacing
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.values import read_matrix, read_num_rows
@@ -75,15 +75,9 @@ class FeatureConfig:
     dither: float = 0.0
 
     def __post_init__(self) -> None:
-        positive, count = "(0, inf)", "[0, inf)"
-        check_ranges(
-            self,
-            kind=("fbank", "mfcc", "archive"),
-            frame_length_ms=positive,
-            frame_shift_ms=positive,
-            sample_rate=count,
-            num_mel_bins=count,
-        )
+        check_choices(self, kind=("fbank", "mfcc", "archive"))
+        check_range(self, "(0, inf)", "frame_length_ms", "frame_shift_ms")
+        check_range(self, "[0, inf)", "sample_rate", "num_mel_bins")
         if (self.kind == "archive") != (self.num_columns > 0):
             raise ConfigError(
                 f"num_columns is {self.num_columns} and kind {self.kind!r}; expected a positive number for "

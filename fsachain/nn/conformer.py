@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsachain.errors import ConfigError, check_ranges
+from fsachain.errors import ConfigError, check_choices, check_range
 from fsachain.nn.layers import MaskedBatchNorm
 from fsachain.nn.network import ConfiguredNetwork, frames_below, subsampled
 
@@ -241,23 +241,12 @@ class ConformerConfig:
     xent: str = "none"
 
     def __post_init__(self) -> None:
-        positive, count = "[1, inf)", "[0, inf)"
-        check_ranges(
-            self,
-            num_features=positive,
-            num_pdfs=positive,
-            channels=positive,
-            num_layers=f"[1, {MAX_LAYERS}]",
-            num_heads=positive,
-            feed_forward=positive,
-            kernel=positive,
-            norm=("layer", "batch"),
-            filters=positive,
-            chunk=count,
-            left_chunks=count,
-            dropout="[0, 1)",
-            xent=("none", "branch"),
-        )
+        check_range(self, "[1, inf)", "num_features", "num_pdfs", "channels", "filters")
+        check_range(self, "[1, inf)", "num_heads", "feed_forward", "kernel")
+        check_range(self, f"[1, {MAX_LAYERS}]", "num_layers")
+        check_range(self, "[0, inf)", "chunk", "left_chunks")
+        check_range(self, "[0, 1)", "dropout")
+        check_choices(self, norm=("layer", "batch"), xent=("none", "branch"))
         if self.channels % (2 * self.num_heads):
             raise ConfigError(
                 f"channels is {self.channels}; expected a multiple of {2 * self.num_heads}, twice num_heads"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fsachain.errors import ConfigError, check_ranges
+from fsachain.errors import ConfigError, check_choices, check_range
 from fsachain.nn.layers import Head, InputLayer, TimeConstantDropout, TimeDelayLayer
 from fsachain.nn.network import ConfiguredNetwork, frames_below
 
@@ -60,22 +60,11 @@ class TdnnfConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "time_strides", tuple(self.time_strides))  # a list when it comes from YAML
-        positive, count = "[1, inf)", "[0, inf)"
-        check_ranges(
-            self,
-            num_features=positive,
-            num_pdfs=positive,
-            channels=positive,
-            subsampling=positive,
-            input_kernel=positive,
-            bottleneck=count,
-            prefinal=count,
-            bypass=count,
-            dropout="[0, 1)",
-            dropout_kind=("frame", "utterance"),
-            subsampling_layer=f"[0, {len(self.time_strides)}]",
-            xent=("none", "branch"),
-        )
+        check_range(self, "[1, inf)", "num_features", "num_pdfs", "channels", "subsampling", "input_kernel")
+        check_range(self, "[0, inf)", "bottleneck", "prefinal", "bypass")
+        check_range(self, "[0, 1)", "dropout")
+        check_range(self, f"[0, {len(self.time_strides)}]", "subsampling_layer")
+        check_choices(self, dropout_kind=("frame", "utterance"), xent=("none", "branch"))
         if len(self.time_strides) > MAX_LAYERS:
             raise ConfigError(
                 f"time_strides has {len(self.time_strides)} layers; expected at most {MAX_LAYERS}"

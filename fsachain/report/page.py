@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fsachain.data.kaldi_dir import Utterance
-from fsachain.errors import check_ranges, require
+from fsachain.errors import check_range, require
 from fsachain.files import write_text
 from fsachain.report import contents as tables
 from fsachain.report.collect import Findings, Layout, collect, draw, number
@@ -147,7 +147,7 @@ class ReportOptions:
     allow_commands: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(self, num_utterances="[0, inf)", num_pictured="[0, inf)")
+        check_range(self, "[0, inf)", "num_utterances", "num_pictured")
 
 
 def look_at_nothing(utterances: Sequence[Utterance]) -> tuple[Mapping[str, Seen], Mapping[str, str]]:

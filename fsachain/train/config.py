@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fsachain.errors import ConfigError, check_ranges, require
+from fsachain.errors import ConfigError, check_choices, check_range, require
 from fsachain.train.schedule import Schedule, ScheduleConfig, Scheduled, scheduled, values_of
 
 OPTIMIZERS = ("adam", "adamw", "nadam", "radam", "adamax", "sgd")
@@ -59,15 +59,8 @@ class OptimizerConfig:
     freeze_epochs: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        norm = "(0, inf]"
-        check_ranges(
-            self,
-            name=OPTIMIZERS,
-            decayed=DECAYED,
-            max_grad_norm=norm,
-            max_change=norm,
-            max_change_per_component=norm,
-        )
+        check_range(self, "(0, inf]", "max_grad_norm", "max_change", "max_change_per_component")
+        check_choices(self, name=OPTIMIZERS, decayed=DECAYED)
         for name in ("factors", "freeze_epochs"):
             for prefix, value in getattr(self, name).items():
                 if not 0.0 <= value < math.inf:
@@ -135,26 +128,13 @@ class TrainConfig:
     process_timeout: float = 600.0
 
     def __post_init__(self) -> None:
-        positive, count = "[1, inf)", "[0, inf)"
-        check_ranges(
-            self,
-            num_epochs=positive,
-            batch_size=positive,
-            batch_frames=positive,
-            average_last=positive,
-            keep_checkpoints=positive,
-            max_bad_batches=positive,
-            micro_batch=count,
-            orthonormal_every=count,
-            batch_norm_batches=count,
-            checkpoint_every=count,
-            ema="[0, 1)",
-            process_timeout="(0, inf)",
-            precision=PRECISIONS,
-            combine=COMBINE,
-            combine_on=COMBINE_ON,
-            bad_data=BAD_DATA,
-        )
+        sizes = ("num_epochs", "batch_size", "batch_frames")
+        check_range(self, "[1, inf)", *sizes, "average_last", "keep_checkpoints", "max_bad_batches")
+        intervals = ("orthonormal_every", "batch_norm_batches", "checkpoint_every")
+        check_range(self, "[0, inf)", "micro_batch", *intervals)
+        check_range(self, "[0, 1)", "ema")
+        check_range(self, "(0, inf)", "process_timeout")
+        check_choices(self, precision=PRECISIONS, combine=COMBINE, combine_on=COMBINE_ON, bad_data=BAD_DATA)
         if self.dropout_schedule is not None:
             for value in values_of(self.dropout_schedule):
                 if not 0.0 <= value < 1.0:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from fsachain.errors import ConfigError, check_ranges
+from fsachain.errors import ConfigError, check_choices, check_range
 
 DECAYS = ("constant", "linear", "exponential", "cosine", "one-cycle")
 
@@ -41,8 +41,10 @@ class ScheduleConfig:
     decay: str = "one-cycle"
 
     def __post_init__(self) -> None:
-        rate = "[0, inf)"
-        check_ranges(self, decay=DECAYS, warmup="[0, 1)", peak="(0, inf)", start=rate, final=rate)
+        check_range(self, "[0, 1)", "warmup")
+        check_range(self, "(0, inf)", "peak")
+        check_range(self, "[0, inf)", "start", "final")
+        check_choices(self, decay=DECAYS)
         if self.decay == "exponential" and self.final == 0.0:
             raise ConfigError("final: exponential decay never reaches 0; give a small positive rate")
 

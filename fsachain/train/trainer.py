@@ -6,12 +6,13 @@ What happens to one batch is in `step.py`, which utterances take part in `source
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -325,39 +326,17 @@ def laid_out(parts: tuple[SupervisedBatch, ...]) -> tuple[SupervisedBatch, ...]:
 
 def prefetch(items: Iterable[Item], depth: int = 2) -> Iterator[tuple[float, Item]]:
     """Each item with the seconds spent waiting for it. A thread makes up to `depth` ahead; its errors are raised here."""
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(depth)
-    stopped = threading.Event()
-
-    def put(kind: str, value: Any) -> None:
-        while not stopped.is_set():
-            try:
-                ready.put((kind, value), timeout=0.1)
-                return
-            except queue.Full:
-                continue
-
-    def produce() -> None:
-        try:
-            for item in items:
-                put("item", item)
-                if stopped.is_set():
-                    return
-        except BaseException as error:  # the consumer raises it
-            put("error", error)
-        else:
-            put("end", None)
-
-    thread = threading.Thread(target=produce, name="fsachain-prefetch", daemon=True)
-    thread.start()
+    end: Any = object()
+    make = partial(next, iter(items), end)
+    pool = ThreadPoolExecutor(1, "fsachain-prefetch")
     try:
+        ahead = deque(pool.submit(make) for _ in range(depth))
         while True:
             started = time.perf_counter()
-            kind, value = ready.get()
-            if kind == "end":
+            item = ahead.popleft().result()
+            if item is end:
                 return
-            if kind == "error":
-                raise value
-            yield time.perf_counter() - started, value
+            ahead.append(pool.submit(make))
+            yield time.perf_counter() - started, item
     finally:
-        stopped.set()
-        thread.join()
+        pool.shutdown(cancel_futures=True)
