@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -45,6 +43,7 @@ from fsachain.loss.rnnt import rnnt_lattice
 from fsachain.plot import alignment, graph, occupancy, results
 from fsachain.plot.canvas import save_figure
 from fsachain.plot.occupancy import OccupancyPanel
+from fsachain.report.collect import number, read_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -279,15 +278,10 @@ def draw_training(
 
 def _total_wer(path: Path) -> float:
     file = path / "wer.json" if path.is_dir() else path
-    try:
-        report: Mapping[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return float(report["total"]["wer"])
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read ({error.strerror})") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{file}: has no word error rate; expected a wer.json of `fsachain decode`"
-        ) from error
+    wer = number(read_table(file), "total", "wer")
+    if wer is None:
+        raise DataError(f"{file}: has no word error rate; expected a wer.json of `fsachain decode`")
+    return wer
 
 
 @command(plot, "wer", reference=FILE, hypothesis=FILE, out=OUT)
