@@ -79,17 +79,15 @@ class Checkpoint:
         return f"epoch-{self.epoch:04d}-batch-{self.batch:06d}.safetensors"
 
     def save(self, directory: str | Path) -> Path:
-        tensors = {f"model.{name}": tensor for name, tensor in self.model.items()}
-        tensors |= {f"rng.{name}": tensor for name, tensor in self.rng.items()}
-        tensors |= {f"ema.{name}": tensor for name, tensor in self.ema.items()}
+        parts = {"model": self.model, "rng": self.rng, "ema": self.ema}
+        tensors = {
+            f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()
+        }
         optimizer = {"param_groups": self.optimizer.get("param_groups", []), "state": {}}
         for index, moments in self.optimizer.get("state", {}).items():
-            optimizer["state"][str(index)] = {}
-            for name, value in moments.items():
-                if isinstance(value, torch.Tensor):
-                    tensors[f"optimizer.{index}.{name}"] = value
-                else:
-                    optimizer["state"][str(index)][name] = value
+            held = {name: value for name, value in moments.items() if isinstance(value, torch.Tensor)}
+            tensors |= {f"optimizer.{index}.{name}": value for name, value in held.items()}
+            optimizer["state"][str(index)] = {name: one for name, one in moments.items() if name not in held}
         numbers = {"epoch": self.epoch, "batch": self.batch, "step": self.step}
         path = Path(directory) / self.file_name
         save_tensors(path, tensors, {**numbers, "optimizer": optimizer, "state": self.state})
