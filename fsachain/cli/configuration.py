@@ -17,7 +17,7 @@ from fsachain.cli.options import FILE, command, option
 from fsachain.errors import require
 from fsachain.nn.conformer import ConformerConfig
 from fsachain.nn.tdnnf import TdnnfConfig
-from fsachain.train.config import to_dict
+from fsachain.train.config import flat, to_dict
 
 # The networks of the package: what they need beside these options follows from features and tree.
 NETWORKS: dict[str, Any] = {
@@ -118,8 +118,8 @@ def differences(experiment: Experiment) -> Iterator[str]:
     after = {**experiment.to_dict(), "network": _network(kind, experiment.network)}
     if kind != "tdnnf":
         before["network"] = {**_network(kind, {}), "kind": "tdnnf"}
-    known = dict(_flat(before))
-    for name, value in _flat(after):
+    known = dict(flat(before))
+    for name, value in flat(after):
         if name not in known:
             yield f"{name}: {_yaml(value)}"
         elif value != known[name]:
@@ -131,14 +131,6 @@ def _network(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     for name in _DERIVED:
         plain.pop(name, None)
     return {"kind": kind, "init_from": None, **plain, **options}
-
-
-def _flat(table: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{place}{name}.")
-        else:
-            yield f"{place}{name}", value
 
 
 def _dump(value: Any, **how: Any) -> str:

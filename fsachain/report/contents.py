@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from fsachain.decode.wer import EPSILON, ErrorCounts
 from fsachain.report.collect import Findings, number
 from fsachain.report.heard import error_kind, error_rate, worst_first
+from fsachain.train.config import flat
 
 # Cells and tables.
 
@@ -129,7 +129,9 @@ def all_tables(found: Findings) -> dict[str, Table]:
         "data": _data(found),
         "stages": _stages(found),
         "versions": _versions(found),
-        "config": table("Configuration", ("option", "value"), _flat("", found.config)),
+        "config": table(
+            "Configuration", ("option", "value"), [(name, str(one)) for name, one in flat(found.config)]
+        ),
     }
     return {name: one for name, one in made.items() if one.rows}
 
@@ -275,14 +277,3 @@ def _stages(found: Findings) -> Table:
 def _versions(found: Findings) -> Table:
     run = found.stages.trained_by if found.stages else None
     return table("Versions", ("package", "version"), list(run.versions.items()) if run else [])
-
-
-def _flat(prefix: str, options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    lines = []
-    for name, value in options.items():
-        path = f"{prefix}.{name}" if prefix else str(name)
-        if isinstance(value, Mapping) and value:
-            lines += _flat(path, value)
-        else:
-            lines.append((path, str(value)))
-    return lines

@@ -6,12 +6,13 @@ import html
 import json
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fsachain.errors import ConfigError, DataError, require
 from fsachain.report.collect import number, read_events
+from fsachain.train.config import flat
 
 PREFIX = "events.out.tfevents."
 
@@ -67,14 +68,8 @@ def _events(path: Path, wait_seconds: float | None) -> Iterator[dict[str, Any]]:
         time.sleep(wait_seconds)
 
 
-def _scalars(event: dict[str, Any]) -> Iterable[tuple[str, float]]:
-    for name, value in event.items():
-        if name in ("event", "time", "epoch", "step"):
-            continue
-        for inner in value if isinstance(value, dict) else ():
-            figure = number(value, inner)
-            if figure is not None:
-                yield f"{name}/{inner}", figure
-        figure = number(event, name)
-        if figure is not None:
-            yield name, figure
+def _scalars(event: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in flat(event):
+        figure = number({name: value}, name)
+        if figure is not None and name not in ("time", "epoch", "step"):
+            yield name.replace(".", "/"), figure

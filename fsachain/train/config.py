@@ -8,7 +8,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,6 +186,15 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any], where: str = "") 
             was, is_ = (repr(table[name]) if name in table else "not given" for table in (before, now))
             told.append(f"{place} was {was}, is {is_}")
     return told
+
+
+def flat(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a table and of those within it, by their place, such as "train.num_epochs"."""
+    for name, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", value
 
 
 def to_dict(config: Any) -> Any:
