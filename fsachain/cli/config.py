@@ -561,6 +561,7 @@ config_option = together(
         FILE,
         "YAML file of the experiment; without it that of the language folder, see `fsachain config`.",
         "--config",
+        "experiment",
         callback=_read_config,
     ),
     option(
