@@ -75,7 +75,7 @@ $(ORACLE)/.installed:
 	@touch $@
 
 test-kaldi: $(STAMP) $(ORACLE)/.installed  ## compare graphs with Kaldi's own code, in an environment of its own
-	@OMP_NUM_THREADS=1 FSACHAIN_KALDI_PYTHON=$(CURDIR)/$(ORACLE)/bin/python $(BIN)/python -m pytest -q tests/test_kaldi_oracle.py tests/slow/test_bench.py $(ARGS)
+	@OMP_NUM_THREADS=1 FSACHAIN_KALDI_PYTHON=$(CURDIR)/$(ORACLE)/bin/python $(BIN)/python -m pytest -q tests/test_kaldi_oracle.py $(ARGS)
 	@$(BIN)/python -m tools.golden.graphs
 
 test-kills: $(STAMP)  ## kill a training at every point where it touches a file, and at random times: two minutes

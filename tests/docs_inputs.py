@@ -203,12 +203,6 @@ def data_sets(folder):
 
 
 GIVEN: dict[str, Callable[[Path], Names]] = {
-    "README.md": readme,
-    "data.md": data_sets,
-    "graphs.md": graphs,
-    "kaldi.md": kaldi,
-    "losses.md": losses,
-    "migration_pychain.md": pychain,
-    "transducer.md": transducer,
-    "weak_transcripts.md": phone_graphs,
-}
+    "README.md": readme, "data.md": data_sets, "graphs.md": graphs, "kaldi.md": kaldi, "losses.md": losses,
+    "migration_pychain.md": pychain, "transducer.md": transducer, "weak_transcripts.md": phone_graphs,
+}  # fmt: skip

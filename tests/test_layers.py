@@ -13,15 +13,10 @@ PACKAGE = ROOT / "fsachain"
 
 # From the bottom up. A single module of the package's top folder is "core" unless it is named here.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"kernels", "errors"}),
-    frozenset({"core"}),
-    frozenset({"graph", "backends", "kaldi"}),
-    frozenset({"loss", "nn", "data"}),
-    frozenset({"train", "decode", "plot"}),
-    frozenset({"report"}),
-    frozenset({"cli"}),
-    frozenset({"__main__"}),
-)
+    frozenset({"kernels", "errors"}), frozenset({"core"}), frozenset({"graph", "backends", "kaldi"}),
+    frozenset({"loss", "nn", "data"}), frozenset({"train", "decode", "plot"}), frozenset({"report"}),
+    frozenset({"cli"}), frozenset({"__main__"}),
+)  # fmt: skip
 # Third-party packages that a layer may import at module level; the others are imported where they are used.
 NUMERICAL = frozenset({"numpy", "scipy"})
 THIRD_PARTY: dict[str, frozenset[str]] = {

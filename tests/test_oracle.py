@@ -106,16 +106,10 @@ def test_the_enumerator_counts_paths():
 
 INF = math.inf
 CASES = [
-    (-INF, -INF, -INF),
-    (-INF, 3.0, 3.0),
-    (3.0, -INF, 3.0),
-    (-2.0, -2.0, -2.0 + math.log(2.0)),
-    (1e6, 1e6, 1e6 + math.log(2.0)),
-    (0.0, 1e4, 1e4),
-    (-1e4, 0.0, 0.0),
-    (1.0, 2.0, 2.0 + math.log1p(math.exp(-1.0))),
-    (-1e300, 1e300, 1e300),
-]
+    (-INF, -INF, -INF), (-INF, 3.0, 3.0), (3.0, -INF, 3.0), (-2.0, -2.0, -2.0 + math.log(2.0)),
+    (1e6, 1e6, 1e6 + math.log(2.0)), (0.0, 1e4, 1e4), (-1e4, 0.0, 0.0),
+    (1.0, 2.0, 2.0 + math.log1p(math.exp(-1.0))), (-1e300, 1e300, 1e300),
+]  # fmt: skip
 PROGRAM = r"""
 #include <cstdio>
 #include "log_add.cuh"

@@ -1,8 +1,5 @@
 """The benchmark's arithmetic, and that the yardsticks do the work they are compared with; no test looks at a time."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -10,31 +7,13 @@ from random_graphs import connected_graph
 from tolerances import FEW_FLOAT32_TERMS, OCCUPANCY, PEER_CTC_GRADIENT, log_prob_tolerance
 
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
-from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.topology import Topology
-from fsachain.kaldi.archive import read_value
-from fsachain.openfst import read_fst
-from tools.bench import calls, graphs, peers, workloads, yardstick
-from tools.golden.oracle import Job, compile_jobs
+from tools.bench import calls, peers, workloads, yardstick
 
 TINY = workloads.Sizes(
-    batch_sizes=(1, 3),
-    sequences=3,
-    frames=12,
-    long=(4, 20),
-    packed=5,
-    large=(10, 40, 6, 3, 30),
-    transducer=(2, 6, 3, 20),
-    growth=((5, 20), (30, 60), (2, 8)),
-    states=10,
-    arcs=40,
-    pdfs=6,
-    numerator_states=8,
-    numerator_pdfs=20,
-    labels=9,
-    label_length=4,
-    seconds=0.0,
-)
+    batch_sizes=(1, 3), sequences=3, frames=12, long=(4, 20), packed=5, large=(10, 40, 6, 3, 30),
+    transducer=(2, 6, 3, 20), growth=((5, 20), (30, 60), (2, 8)), states=10, arcs=40, pdfs=6,
+    numerator_states=8, numerator_pdfs=20, labels=9, label_length=4, seconds=0.0,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -84,26 +63,3 @@ def test_the_arcs_for_k2_spell_the_same_acceptor():
         for one in (fsa, back)
     )
     np.testing.assert_allclose(found, expected, rtol=FEW_FLOAT32_TERMS)
-
-
-# The benchmark of graphs builds the graphs that it times; no test looks at a time.
-
-
-def test_a_row_of_models_has_their_sizes(shared):
-    folder = shared / "golden/kaldi/lm/lm6_biphone_tied"
-    sentences, phones, states, _, arcs, *_ = graphs.model_row(folder, 20).replace(",", "").split()
-    said = graphs.drawn(graphs.read_lexicon(folder).words, 20, graphs.LONGEST + 1, skew=1.0)
-    assert int(sentences) == 20 and int(phones) >= sum(map(len, said))
-    assert 1 < int(states) <= int(arcs)
-
-
-def test_costs_of_kaldi_are_of_the_graphs_that_it_wrote(tmp_path):
-    python = os.environ.get("FSACHAIN_KALDI_PYTHON")
-    if python is None:
-        pytest.skip("FSACHAIN_KALDI_PYTHON names no interpreter with kaldi-hmm-gmm; run make test-kaldi")
-    lexicon = Lexicon.from_entries([("a", 1.0, ["A"]), ("ab", 1.0, ["A", "B"])])
-    jobs = [Job(lexicon, Topology.chain(), [[1], [2], [3]], [["a"], ["ab", "a"]])]
-    ((first, second),) = compile_jobs(Path(python), jobs, tmp_path)
-    for number, cost in enumerate((first, second)):
-        assert cost.num_arcs == len(read_value(tmp_path / f"0.{number}.fst", read_fst).src)
-        assert cost.seconds > 0

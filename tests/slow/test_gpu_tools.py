@@ -13,11 +13,9 @@ import pytest
 import torch
 from device_arrays import needs_host_compiler
 
-from fsachain import compile_table, forward_backward
-from fsachain.batch import TableBatch
 from tools import gpu_driver, gpu_pack
 from tools import gpu_report as whole_report
-from tools.bench import gpu_report, gpu_workloads, host_time
+from tools.bench import gpu_report, host_time
 from tools.bench.gpu_tables import MAKERS
 from tools.bench.workloads import ROOT
 from tools.gpu_results import told
@@ -31,22 +29,6 @@ def values(tmp_path_factory):
     folder = tmp_path_factory.mktemp("values")
     gpu_pack.write(gpu_report.tiny(), gpu_report.TINY_SIZES, folder)
     return folder
-
-
-def test_the_bigram_denominator_has_every_pair_and_repeats_only_after_a_blank():
-    units, frames = 3, 4
-    fsa = gpu_workloads.bigram_denominator(units)
-    assert fsa.num_arcs == 1 + units + 3 * units + units * (units - 1) + units * units
-    leaving = np.bincount(fsa.src, np.exp(fsa.log_prob))
-    np.testing.assert_allclose(leaving, 1.0)
-    batch = TableBatch.share(compile_table(fsa), 1)
-    # A unit, the same again without a blank between, or any other: only self-loops can give 1 1.
-    scores = np.full((1, frames, units + 1), -np.inf)
-    scores[0, :, 1] = 0.0
-    stay = fsa.log_prob[(fsa.src == 1) & (fsa.dst == 1)][0]
-    enter = fsa.log_prob[(fsa.src == 0) & (fsa.dst == 1)][0]
-    found = forward_backward(batch, scores, backend="reference").log_prob[0]
-    assert found == pytest.approx(enter + (frames - 1) * stay)
 
 
 @needs_host_compiler

@@ -23,24 +23,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SPEAKERS = {"jackson": "19", "lucas": "26", "nicolas": "27", "theo": "32", "yweweler": "39"}
 UTTERANCES = {"train-clean-5": 8, "dev-clean-2": 2}
 OPTIONS = [
-    "--workers=1",
-    "--set=features.sample_rate=8000",
-    "--set=features.num_mel_bins=40",
-    "--set=perturbation.speeds=[1.0]",
-    "--set=phone_lm.ngram_order=2",
-    "--set=phone_lm.no_prune_ngram_order=2",
-    "--set=phone_lm.num_extra_lm_states=0",
-    "--set=network.channels=48",
-    "--set=network.bottleneck=24",
-    "--set=network.prefinal=48",
-    "--set=network.time_strides=[1, 1, 1]",
-    "--set=train.num_epochs=3",
-    "--set=train.batch_size=8",
-    "--set=train.average_last=2",
-    "--set=train.num_threads=1",
-    "--set=decoding.search.lattice_beam=5.0",
+    "--workers=1", "--set=features.sample_rate=8000", "--set=features.num_mel_bins=40",
+    "--set=perturbation.speeds=[1.0]", "--set=phone_lm.ngram_order=2",
+    "--set=phone_lm.no_prune_ngram_order=2", "--set=phone_lm.num_extra_lm_states=0",
+    "--set=network.channels=48", "--set=network.bottleneck=24", "--set=network.prefinal=48",
+    "--set=network.time_strides=[1, 1, 1]", "--set=train.num_epochs=3", "--set=train.batch_size=8",
+    "--set=train.average_last=2", "--set=train.num_threads=1", "--set=decoding.search.lattice_beam=5.0",
     "--set=rescoring.num_hypotheses=20",
-]
+]  # fmt: skip
 
 
 def text_of(folder):

@@ -26,17 +26,11 @@ from recipes.pipeline.main import DONE, run_recipe
 ROOT = Path(__file__).resolve().parents[2]
 STRINGS = {"train": 5, "dev": 2, "test": 1}
 OPTIONS = [
-    "--workers=1",
-    "--set=network.channels=48",
-    "--set=network.bottleneck=24",
-    "--set=network.prefinal=48",
-    "--set=network.time_strides=[1, 1, 1]",
-    "--set=train.num_epochs=4",
-    "--set=train.average_last=2",
-    "--set=train.num_threads=1",
-    "--set=decoding.word_insertion_penalties=[0.0]",
+    "--workers=1", "--set=network.channels=48", "--set=network.bottleneck=24", "--set=network.prefinal=48",
+    "--set=network.time_strides=[1, 1, 1]", "--set=train.num_epochs=4", "--set=train.average_last=2",
+    "--set=train.num_threads=1", "--set=decoding.word_insertion_penalties=[0.0]",
     "--set=decoding.lm_weights=[1.0]",
-]
+]  # fmt: skip
 
 
 def prepare_tiny(corpus, out, seed):

@@ -29,17 +29,9 @@ from tools.gpu_results import tell
 
 FULL, TINY = CARRIED / "values", CARRIED / "tiny"
 TINY_SIZES = GpuSizes(
-    long=(3, 10),
-    numerators=(2, 12, 9),
-    loss=(3, 12),
-    ctc=12,
-    classes=9,
-    bigram=(4, 2, 10),
-    transducer=(2, 90, 40, 7),
-    copy_bytes=1 << 16,
-    product_side=16,
-    seconds=0.0,
-)
+    long=(3, 10), numerators=(2, 12, 9), loss=(3, 12), ctc=12, classes=9, bigram=(4, 2, 10),
+    transducer=(2, 90, 40, 7), copy_bytes=1 << 16, product_side=16, seconds=0.0,
+)  # fmt: skip
 TINY_HOST = workloads.Sizes(
     sequences=3, states=10, arcs=40, pdfs=6, numerator_states=8, numerator_pdfs=20, labels=9, label_length=4
 )

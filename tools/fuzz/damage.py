@@ -14,20 +14,9 @@ Damage = Callable[[bytes], bytes]
 # Counts and sizes that a trusting reader would take memory for, or take for negative.
 HUGE = (b"\xff\xff\xff\x7f", b"\xff" * 8, b"\x00\x00\x00\x40", b"\x7f" * 8, b"\xff" * 4, b"99999999999")
 TEXT = (
-    b"\n",
-    b" ",
-    b"\0",
-    b"nan",
-    b"inf",
-    b"-1",
-    b"1e999",
-    b"[",
-    b"{",
-    b"\xff",
-    b"\xef\xbb\xbf",
-    b"../",
+    b"\n", b" ", b"\0", b"nan", b"inf", b"-1", b"1e999", b"[", b"{", b"\xff", b"\xef\xbb\xbf", b"../",
     b"| ",
-)
+)  # fmt: skip
 
 
 def damaged(content: bytes, generator: random.Random) -> bytes:

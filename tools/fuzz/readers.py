@@ -190,13 +190,7 @@ READERS = (
     Reader("model", ".safetensors", _write_model, AcousticModel.load, (reseal_safetensors,)),
     Reader("weights", ".safetensors", _write_weights, read_weights),
     Reader("arrays", ".npz", _write_arrays, read_npz, (reseal_npz,)),
-    Reader(
-        "table",
-        ".npz",
-        lambda path: compile_table(_fsa(), 3).save(path),
-        TransitionTable.load,
-        (reseal_npz,),
-    ),
+    Reader("table", ".npz", lambda path: compile_table(_fsa(), 3).save(path), TransitionTable.load, (reseal_npz,)),
     Reader("tables", ".tables", _write_tables, _read_tables, (reseal_tables, reseal_index)),
     Reader("options", ".yaml", _OPTIONS, load_yaml),
     Reader("experiment", ".yaml", _OPTIONS, Experiment.read),
@@ -216,4 +210,4 @@ READERS = (
     Reader("transcripts", ".txt", content(b"u1 yes no\nu2 no\n"), read_text),
     Reader("ctm", ".ctm", _CTM, read_ctm),
     *KALDI_READERS,
-)
+)  # fmt: skip
