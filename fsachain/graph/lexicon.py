@@ -371,10 +371,15 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
     for number, fields in text_lines(path, GraphError, longest=_LONGEST_ENTRY):
         word, prob, phones = fields[0], 1.0, fields[1:]
         if format == "lexiconp":
-            prob, phones = _probability(fields, f"{path}:{number}"), fields[2:]
+            phones, given = fields[2:], fields[1] if len(fields) > 1 else "nothing"
+            prob = _probability(given)
+            if not prob:
+                raise GraphError(
+                    f"{path}:{number}: word {word[:80]!r} is followed by {given[:80]!r}, expected a probability in (0, 1]"
+                )
         if not phones:
             raise GraphError(f"{path}:{number}: word {word[:80]!r} has no phones")
-        if format == "lexicon" and len(phones) > 1 and _looks_like_probability(phones[0]):
+        if format == "lexicon" and len(phones) > 1 and "." in phones[0] and _probability(phones[0]):
             raise GraphError(
                 f"{path}:{number}: phone {phones[0][:80]!r} looks like a probability; a lexicon "
                 "with probabilities is called lexiconp.txt"
@@ -382,24 +387,13 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
         yield number, word, prob, phones
 
 
-def _probability(fields: Sequence[str], where: str) -> float:
+def _probability(text: str) -> float:
+    """A probability in (0, 1], 0 where the text is none."""
     try:
-        prob = float(fields[1])
-    except (IndexError, ValueError):
-        prob = -1.0
-    if not 0.0 < prob <= 1.0:
-        given = fields[1] if len(fields) > 1 else "nothing"
-        raise GraphError(
-            f"{where}: word {fields[0][:80]!r} is followed by {given[:80]!r}, expected a probability in (0, 1]"
-        )
-    return prob
-
-
-def _looks_like_probability(text: str) -> bool:
-    try:
-        return "." in text and 0.0 < float(text) <= 1.0
+        prob = float(text)
     except ValueError:
-        return False
+        return 0.0
+    return prob if 0.0 < prob <= 1.0 else 0.0
 
 
 def _grouped(
