@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fsachain.decode.wer import ErrorCounts
 from fsachain.errors import DataError
 from fsachain.plot.canvas import (
     COLOURS,
@@ -153,18 +153,12 @@ def _draw_curves(axes: Axes, unit: str, curves: Sequence[Curve]) -> None:
         axes.legend(fontsize=7, handlelength=3.5)
 
 
-@dataclass(frozen=True)
-class _Bar:
-    """Errors of a group of utterances by kind; `shares` are in per cent of its words."""
+_Bar = tuple[str, ErrorCounts]  # errors of a group of utterances, and its name
 
-    name: str
-    counts: tuple[int, ...]
-    words: int
-    utterances: int
 
-    @property
-    def shares(self) -> list[float]:
-        return [100.0 * count / self.words if self.words else 0.0 for count in self.counts]
+def _shares(counts: ErrorCounts) -> list[float]:
+    """In per cent of the words, by kind."""
+    return [100.0 * getattr(counts, kind) / counts.num_words if counts.num_words else 0.0 for kind in _KINDS]
 
 
 def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figure:
@@ -181,10 +175,8 @@ def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figur
     if isinstance(report, Mapping):
         speakers, total, lengths = *_from_json(report), []
     else:
-        speakers = [_bar(name, [counts]) for name, counts in report.by_speaker.items()]
-        total = _bar("all", [report.total])
-        lengths = _by_length(report)
-    worst = sorted(speakers, key=lambda bar: (-sum(bar.shares), bar.name))[:MAX_SPEAKERS]
+        speakers, total, lengths = list(report.by_speaker.items()), report.total, _by_length(report)
+    worst = sorted(speakers, key=lambda bar: (-sum(_shares(bar[1])), bar[0]))[:MAX_SPEAKERS]
     head = "by speaker"
     if len(worst) < len(speakers):
         head += f": the worst {len(worst)} of {len(speakers)}"
@@ -199,29 +191,19 @@ def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figur
         handles, labels = grid[-1].get_legend_handles_labels()
         if handles:
             figure.legend(handles, labels, fontsize=8, ncols=len(labels), loc="outside lower center")
-        rate = f"{sum(total.shares):.2f} %" if total.words else "not defined"
-        overall = f"WER {rate} (errors: {sum(total.counts)}, words: {total.words})"
+        rate = f"{total.wer:.2f} %" if total.num_words else "not defined"
+        overall = f"WER {rate} (errors: {total.errors}, words: {total.num_words})"
         headline(figure, f"{title}: {overall}" if title else overall)
     return figure
 
 
-def _bar(name: str, parts: Sequence[Any]) -> _Bar:
-    return _Bar(
-        name,
-        tuple(sum(getattr(part, kind) for part in parts) for kind in _KINDS),
-        sum(part.num_words for part in parts),
-        sum(part.num_utterances for part in parts),
-    )
-
-
-def _from_json(report: Mapping[str, Any]) -> tuple[list[_Bar], _Bar]:
-    def bar(name: str, counts: Mapping[str, Any]) -> _Bar:
-        return _Bar(
-            name, tuple(int(counts[kind]) for kind in _KINDS), int(counts["words"]), int(counts["utterances"])
-        )
+def _from_json(report: Mapping[str, Any]) -> tuple[list[_Bar], ErrorCounts]:
+    def counts(given: Mapping[str, Any]) -> ErrorCounts:
+        names = ("insertions", "deletions", "substitutions", "words", "utterances")
+        return ErrorCounts(*(int(given[name]) for name in names))
 
     try:
-        return [bar(name, counts) for name, counts in report["speakers"].items()], bar("all", report["total"])
+        return [(name, counts(given)) for name, given in report["speakers"].items()], counts(report["total"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"report: expected the object of a wer.json, {error!r} is wrong in it") from error
 
@@ -241,7 +223,8 @@ def _by_length(report: WerReport) -> list[_Bar]:
         inside = (lengths >= first) & (lengths < after)
         last = int(lengths[inside].max())
         name = str(last) if first == last else f"{first:g}-{last}"
-        bars.append(_bar(name, [report.utterances[n].counts for n in np.flatnonzero(inside)]))
+        some = (report.utterances[n].counts for n in np.flatnonzero(inside))
+        bars.append((name, sum(some, ErrorCounts())))
     return bars
 
 
@@ -253,7 +236,7 @@ def _draw_bars(axes: Axes, head: str, bars: Sequence[_Bar], *, sideways: bool) -
         axes.set_xticks([])
         return
     places, ends = np.arange(len(bars)), np.zeros(len(bars))
-    shares = np.array([bar.shares for bar in bars])
+    shares = np.array([_shares(counts) for _, counts in bars])
     for k, kind in enumerate(_KINDS):
         style: dict[str, Any] = {
             "color": _SHADES[k],
@@ -267,18 +250,22 @@ def _draw_bars(axes: Axes, head: str, bars: Sequence[_Bar], *, sideways: bool) -
             axes.bar(places, shares[:, k], bottom=ends, label=kind, **style)
         ends += shares[:, k]
     near: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7}
-    for place, (bar, end) in enumerate(zip(bars, ends, strict=True)):
+    for place, ((_, counts), end) in enumerate(zip(bars, ends, strict=True)):
         if sideways:
-            axes.annotate(f"{end:.1f} % of {bar.words} words", (end, place), (3, 0), va="center", **near)
+            axes.annotate(
+                f"{end:.1f} % of {counts.num_words} words", (end, place), (3, 0), va="center", **near
+            )
         else:
-            axes.annotate(f"{end:.1f} %\n{bar.utterances} utt.", (place, end), (0, 3), ha="center", **near)
+            axes.annotate(
+                f"{end:.1f} %\n{counts.num_utterances} utt.", (place, end), (0, 3), ha="center", **near
+            )
     if sideways:
-        axes.set_yticks(places, [shortened(bar.name, 24) for bar in bars], fontsize=8)
+        axes.set_yticks(places, [shortened(name, 24) for name, _ in bars], fontsize=8)
         axes.set_ylim(len(bars) - 0.4, -0.6)
         axes.set_xlim(0.0, max(float(ends.max()) * 1.25, 1.0))
         axes.set_xlabel("errors per hundred words (%)", fontsize=9)
     else:
-        axes.set_xticks(places, [bar.name for bar in bars], fontsize=8)
+        axes.set_xticks(places, [name for name, _ in bars], fontsize=8)
         axes.set_ylim(0.0, max(float(ends.max()) * 1.35, 1.0))
         axes.set_xlabel("words in the reference", fontsize=9)
         axes.set_ylabel("errors per\nhundred words (%)", fontsize=9)
