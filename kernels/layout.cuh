@@ -6,6 +6,8 @@
 // chunk are neighbours, so that the threads of a warp read them together. Chunks of `whole` segments come first, then of
 // `part` segments, whose sums are numbered partials, then of `split` segments, which sum partials. A pair is all arcs of one
 // segment with one destination and one pdf.
+//
+// Twins are two part segments with the same sources (or pairs) in the same order: a row is read once for both.
 
 #ifndef FSACHAIN_LAYOUT_CUH_
 #define FSACHAIN_LAYOUT_CUH_
@@ -44,6 +46,7 @@ enum ShardField {
   kWholeChunks,
   kPartChunks,
   kSplitChunks,
+  kTileChunks,       // of the part chunks: the first, of which every other one has the twins of that before
   kFirstChunk,
   kFirstSegment,
   kSegments,

@@ -117,8 +117,31 @@ DEVICE Row sum_arcs(const Arc* arc, int length, const Value* rows) {
   return sum;
 }
 
+// The sums of two twins over `rows`, each of which is read once.
+DEVICE void sum_twins(const Shard& shard, const Work& work, const Work& twin, const Value* rows, Value* partials) {
+  const Arc *arc = shard.arcs + work.first_arc, *other = shard.arcs + twin.first_arc;
+  Row sum = zero_row(), twin_sum = zero_row();
+  for (int k = 0; k < work.length; ++k) {
+    const Arc one = arc[k * CHUNK];
+    Row row;
+    load(row, rows, index_of(one.index));
+    add_product(sum, row, one);
+    add_product(twin_sum, row, other[k * CHUNK]);
+  }
+  normalize(sum);
+  normalize(twin_sum);
+  store(partials, work.row, sum);
+  store(partials, twin.row, twin_sum);
+}
+
 // Sums of the segments of states that have too many arcs for one; `partials` are those of the shard.
 DEVICE void sum_parts(const Shard& shard, const Value* rows, Value* partials) {
+#if TILES
+  for (int i = shard.first_tile; i < shard.whole_chunks + shard.tile_chunks; i += 2 * warps_of_block()) {
+    const Work work = shard.work(i);
+    if (work.row >= 0) sum_twins(shard, work, shard.work(i + 1), rows, partials);
+  }
+#endif
   for (int i = shard.part.first, k = 0; i < shard.part.end; i += shard.part.step, ++k) {
     const Work work = shard.work(shard.part, k, i);
     if (work.row >= 0) store(partials, work.row, sum_arcs(shard.arcs + work.first_arc, work.length, rows));

@@ -31,6 +31,9 @@
 #ifndef HELD_CHUNKS
 #define HELD_CHUNKS 0  // of each kind, whose place and length a thread keeps in registers
 #endif
+#ifndef TILES
+#define TILES 0  // 1: twins stand in tile chunks
+#endif
 #ifndef SUM_COLUMNS
 #define SUM_COLUMNS 0
 #endif
@@ -148,9 +151,10 @@ struct Shard {
   const Arc* arcs;
   const Entry* entries;
   const Pair* pairs;
-  int whole_chunks, part_chunks, split_chunks;
+  int whole_chunks, part_chunks, split_chunks, tile_chunks;
   int pair_base, pair_rows, state_base, states, partial_base;
   Works whole, part, split;
+  int first_tile;  // of the warp
 
   DEVICE Work work(int i) const {
     const Chunk chunk = chunks[i];
@@ -197,6 +201,7 @@ struct Shards {
     shard.whole_chunks = static_cast<int>(field[kWholeChunks]);
     shard.part_chunks = static_cast<int>(field[kPartChunks]);
     shard.split_chunks = static_cast<int>(field[kSplitChunks]);
+    shard.tile_chunks = TILES ? static_cast<int>(field[kTileChunks]) : 0;
     shard.pair_base = static_cast<int>(field[kPairBase]);
     shard.pair_rows = static_cast<int>(field[kPairRows]);
     shard.state_base = static_cast<int>(field[kStateBase]);
@@ -215,9 +220,10 @@ struct Shards {
       shard.entries = resident(others, free, entries + field[kFirstEntry], field[kEntries]);
     if (others) __syncthreads();  // work may be read
     // Parts from the last warp on: the first ones have the longest of the whole segments.
-    const int warp = warp_of_block(), parts = shard.whole_chunks + shard.part_chunks;
+    const int warp = warp_of_block(), parts = shard.whole_chunks + shard.part_chunks, last = warps_of_block() - 1;
     shard.start(shard.whole, 0, shard.whole_chunks, warp);
-    shard.start(shard.part, shard.whole_chunks, parts, warps_of_block() - 1 - warp);
+    shard.start(shard.part, shard.whole_chunks + shard.tile_chunks, parts, last - warp);
+    shard.first_tile = shard.whole_chunks + 2 * (last - warp);
     shard.start(shard.split, parts, count, warp);
     return shard;
   }

@@ -51,3 +51,13 @@ def left_to_right_graph(seed, num_states=6, num_pdfs=9):
     final = np.full(num_states, -math.inf)
     final[-1] = 0.0
     return Fsa(num_states, src, dst, np.tile(pdfs, 2), -rng.random(2 * (num_states - 1)), final)
+
+
+def twin_graph(seed=0, num_states=20, num_arcs=200):
+    """Two of each state of a connected graph, with arcs from and to the same states and pdfs, of other weights."""
+    fsa = connected_graph(seed, num_states, num_arcs)
+    src, dst, pdf = (np.tile(values, 4) for values in (fsa.src, fsa.dst, fsa.pdf))
+    src[len(src) // 2 :] += num_states
+    dst.reshape(4, -1)[1::2] += num_states
+    rng = np.random.default_rng(seed)
+    return Fsa(2 * num_states, src, dst, pdf, -3.0 * rng.random(len(src)), np.tile(fsa.final_log_prob, 2))

@@ -13,7 +13,7 @@ import torch
 from device_arrays import on_device, read
 from hypothesis import given
 from hypothesis import strategies as st
-from random_graphs import connected_graph, left_to_right_graph
+from random_graphs import connected_graph, left_to_right_graph, twin_graph
 from random_grids import TOPOLOGIES, make_grids
 from random_rows import KINDS, empty_scores, is_real, make_logits, make_rows
 from toy_training import corpus, lfmmi_trainer
@@ -125,7 +125,8 @@ def test_a_variant_of_the_plan_launches_other_kernels_or_arcs_and_gives_the_same
         # With room for four sequences of a thread in a cluster; for metadata.
         states, arcs, room = (80, 600, 26_000) if name == "MAX_LANES" else (100, 3000, 36_000)
         device = HostDevice(multiprocessors=2, shared_bytes=room)
-        table = shared_batch(states, arcs).tables[0]  # plans are kept with it
+        graph = twin_graph(3, 50, 1000) if name == "TILES" else connected_graph(3, states, arcs)
+        table = DenominatorGraph(graph, NUM_PDFS).table  # plans are kept with it
         out, (weights,) = on_device(device, np.zeros(scores.shape, np.float32)), device.upload([np.ones(9)])
         inputs = TableBatch.share(table, 9), on_device(device, scores), lengths, LEAK
         log_prob, _ = cuda.add_occupancy(device, *inputs, weights, out)
@@ -297,6 +298,30 @@ def shared_memory_reads(direction, quarter=8):
                 different = np.unique(rows[step, some][segments[some, 1] > step])
                 reads += np.bincount(different % quarter).max(initial=0)
     return reads
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_twins_stand_side_by_side_with_all_of_their_arcs(shards):
+    table = DenominatorGraph(twin_graph(5, 60, 2400), NUM_PDFS).table
+    (plain,), (twins,) = (lay_out([table], Division((shards,), 32, 16, True, flag)) for flag in (False, True))
+    for before, after in ((plain.forward, twins.forward), (plain.backward, twins.backward)):
+        assert not before.shards["tile_chunks"].any() and after.shards["tile_chunks"].all()
+        if shards == 1:  # else states are dealt otherwise
+            ours, theirs = (
+                sorted(str(pieces) for pieces in arcs_of_pairs(one) if pieces[0]) for one in (before, after)
+            )
+            assert ours == theirs
+        for shard in after.shards:
+            chunks = after.chunks[shard["first_chunk"] + shard["whole_chunks"] :][: shard["tile_chunks"]]
+            for first, second in zip(chunks[::2], chunks[1::2], strict=True):
+                assert first[1] == second[1]
+                one, other = (after.segments[c[2] + shard["first_segment"] :][:32] for c in (first, second))
+                np.testing.assert_array_equal(one[:, 1], other[:, 1])
+                assert not (one[:, 0] == other[:, 0])[one[:, 0] >= 0].any()
+                one, other = (
+                    after.arc_index[c[0] + shard["first_arc"] :][: 32 * c[1]] for c in (first, second)
+                )
+                np.testing.assert_array_equal(one, other)
 
 
 def arcs_of_pairs(direction):

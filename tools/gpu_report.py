@@ -40,6 +40,7 @@ VARIANTS = (
     "metadata through the cache",
     "blocks meet at the cluster's barrier",
     "occupancies summed by a kernel of their own",
+    "each state by itself",
     "work of a thread in registers",
     "arcs in their own order",
     "at most 2 sequences of a thread",

@@ -13,7 +13,7 @@ import tolerances
 from device_arrays import WithFarMemory, far_memory, on_device, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices, twin_graph
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, compile_table
 from fsachain.backends.cuda import backend as cuda
@@ -82,6 +82,19 @@ def device():
 
 def denominator(seed=3, num_states=30, num_arcs=150):
     return DenominatorGraph(connected_graph(seed, num_states, num_arcs), NUM_PDFS).table
+
+
+@pytest.mark.parametrize(("cluster", "lanes", "leaky"), [(1, 4, LEAK), (2, 2, LEAK), (2, 2, 0.0)])
+def test_twins_are_summed_as_if_each_were_alone(device, cluster, lanes, leaky):
+    table = DenominatorGraph(twin_graph(3, 20, 400), NUM_PDFS).table
+    plan, division = on_chip(cluster, 64, lanes, 5, async_stores=cluster > 1, sum_columns=True, tiles=True)
+    division = division._replace(spread=True, twins=True)
+    (layout,) = lay_out([table], division)
+    assert layout.forward.shards["tile_chunks"].all() and layout.backward.shards["tile_chunks"].all()
+    batch, scores = TableBatch.share(table, len(LENGTHS)), random_scores(len(LENGTHS), 8, scale=5.0)
+    with planned(plan, division):
+        found = run(device, batch, on_device(device, scores), LENGTHS, leaky)
+    assert_right(found, expected(batch, scores, LENGTHS, leaky))
 
 
 def fresh(table):

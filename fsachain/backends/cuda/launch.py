@@ -132,6 +132,7 @@ def kernels_of(
         ASYNC_STORES=plan.async_stores,
         SUM_COLUMNS=plan.sum_columns,
         HELD_CHUNKS=plan.held_chunks,
+        TILES=plan.tiles,
         THREADS=plan.threads,
         EXPONENTS=form == EXPONENTS,
         LOGS=form == LOGS,

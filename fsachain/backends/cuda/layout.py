@@ -35,8 +35,8 @@ def fields_of(names: str) -> np.dtype[Any]:
 
 # As the enum ShardField of layout.cuh.
 SHARD = fields_of(
-    "whole_chunks part_chunks split_chunks first_chunk first_segment segments first_arc arcs first_entry entries first_pair "
-    "pair_rows pair_base state_base states partial_base"
+    "whole_chunks part_chunks split_chunks tile_chunks first_chunk first_segment segments first_arc arcs first_entry "
+    "entries first_pair pair_rows pair_base state_base states partial_base"
 )
 # Of a table: its shards, states, rows of pairs, active pdfs, and pairs without holes; the states, rows of pairs, arcs and
 # partial sums of the shard with most of them; the partial sums of all shards; chunks and segments as arcs.
@@ -51,13 +51,15 @@ class Division(NamedTuple):
     """How tables are divided.
 
     shards: of each table. chunk: segments of a chunk, 32 or 1. longest: arcs of a segment. spread: whether arcs stand so
-    that neighbours read rows in different banks of shared memory, which takes time and pays for large graphs.
+    that neighbours read rows in different banks of shared memory, which takes time and pays for large graphs. twins: whether
+    two states whose arcs lead to the same pairs are kept together, so that a thread reads a row once for both.
     """
 
     shards: tuple[int, ...]
     chunk: int
     longest: int
     spread: bool = False
+    twins: bool = False
 
 
 class Direction(NamedTuple):
@@ -129,7 +131,10 @@ class _Segments(NamedTuple):
 
 
 class _Chunks(NamedTuple):
-    """Where segments stand. chunk, slot: [segments]; length, pairs, shard: [chunks]; counts: [shards, levels]."""
+    """Where segments stand. chunk, slot: [segments]; length, pairs, shard: [chunks]; counts: [shards, levels].
+
+    tiles: [shards] the chunks, first among those of parts, of which every other one holds the twins of that before.
+    """
 
     chunk: Integers
     slot: Integers
@@ -137,6 +142,7 @@ class _Chunks(NamedTuple):
     pairs: Integers
     shard: Integers
     counts: Integers
+    tiles: Integers
 
 
 class _Arcs(NamedTuple):
@@ -213,22 +219,45 @@ def lay_out(tables: Sequence[TransitionTable], division: Division) -> list[Layou
 def _deal(
     tables: Sequence[TransitionTable], division: Division, first_state: Integers
 ) -> tuple[Integers, Integers]:
-    """Old state of each new one, shard after shard, and the states of each shard: like cards, the heaviest first."""
+    """Old state of each new one, shard after shard, and the states of each shard: like cards, the heaviest first.
+
+    Twins are one card.
+    """
     orders, counts = [], []
     for table, shards, first in zip(tables, division.shards, first_state, strict=True):
         states = np.arange(table.num_states)
         if shards > 1:
             weight = np.diff(table.by_dst.offsets) + np.diff(table.by_src.offsets)
-            rank = np.empty_like(states)
-            rank[np.argsort(-weight, kind="stable")] = states
+            unit = states
+            if division.twins:
+                out = table.by_src
+                number, _ = _in_twos(
+                    np.split(out.dst * len(table.active_pdfs) + out.column, out.offsets[1:-1])
+                )
+                unit = np.unique(number, return_inverse=True)[1]
+            weight = np.bincount(unit, weight)
+            rank = np.empty(len(weight), dtype=np.int64)
+            rank[np.argsort(-weight, kind="stable")] = np.arange(len(weight))
             lap, card = np.divmod(rank, shards)
-            shard = np.where(lap % 2 == 0, card, shards - 1 - card)
+            shard = np.where(lap % 2 == 0, card, shards - 1 - card)[unit]
             states = np.lexsort((states, shard))
             counts.append(np.bincount(shard, minlength=shards))
         else:
             counts.append(np.array([table.num_states]))
         orders.append(states + first)
     return np.concatenate(orders).astype(np.int64), np.concatenate(counts).astype(np.int64)
+
+
+def _in_twos(lists: Sequence[npt.NDArray[Any]]) -> tuple[Integers, npt.NDArray[np.bool_]]:
+    """For each list the first of the two equal ones that it belongs to, itself if there is no other; which are second."""
+    first, second, waiting = np.arange(len(lists)), np.zeros(len(lists), dtype=bool), dict[bytes, int]()
+    for number, values in enumerate(lists):
+        key = values.tobytes()
+        if key in waiting:
+            first[number], second[number] = waiting.pop(key), True
+        else:
+            waiting[key] = number
+    return first, second
 
 
 def _sorted_arcs(tables: Sequence[TransitionTable], first_state: Integers, order: Integers) -> _Arcs:
@@ -299,20 +328,42 @@ def _cut(
     )
 
 
-def _chunked(segments: _Segments, width: int, num_shards: int) -> _Chunks:
-    """Segments of each shard and level, the longest first, in chunks of `width`."""
-    level = segments.shard * 3 + segments.level
-    order = np.lexsort((np.arange(len(level)), -segments.pairs, -segments.length, level))
-    sizes = np.bincount(level, minlength=3 * num_shards)
+def _chunked(segments: _Segments, division: Division, num_shards: int) -> _Chunks:
+    """Segments of each shard and level, the longest first, in chunks of `division.chunk`; twins before other parts."""
+    width, level = division.chunk, segments.shard * 3 + segments.level
+    each = np.arange(len(level))
+    first, second, tiled = each, np.zeros(len(level), dtype=bool), np.zeros(len(level), dtype=bool)
+    if division.twins:
+        parts = np.flatnonzero(segments.level == PART)
+        at = np.searchsorted(segments.segment, parts)
+        ends = at + segments.length[parts]
+        keys = [
+            np.append(segments.target[b:e], -1 - s)
+            for b, e, s in zip(at, ends, segments.shard[parts], strict=True)
+        ]
+        of, second[parts] = _in_twos(keys)
+        first = each.copy()
+        first[parts] = parts[of]
+        tiled[first[second]] = tiled[second] = True
+    # Seconds are counted with their firsts, so that both have the same slot.
+    kind = 2 * level + ~tiled
+    order = np.lexsort((first, -segments.pairs, -segments.length, second, kind))
+    sizes = np.bincount(kind[~second], minlength=6 * num_shards)
     rank = np.empty_like(order)
-    rank[order] = np.arange(len(order)) - np.repeat(starts_of(sizes), sizes)
-    per_level = -(-sizes // width)
-    number = starts_of(per_level)[level] + rank // width
+    ones = order[~second[order]]
+    rank[ones] = np.arange(len(ones)) - np.repeat(starts_of(sizes), sizes)
+    rank = rank[first]
+    chunks = -(-sizes // width).reshape(-1, 2)
+    tiles = 2 * chunks[:, 0]
+    per_level = tiles + chunks[:, 1]
+    within = np.where(tiled, 2 * (rank // width) + second, tiles[level] + rank // width)
+    number = starts_of(per_level)[level] + within
     length, pairs = np.zeros((2, int(per_level.sum())), dtype=np.int64)
     np.maximum.at(length, number, segments.length)
     np.maximum.at(pairs, number, segments.pairs)
     shard = np.repeat(np.arange(3 * num_shards) // 3, per_level)
-    return _Chunks(number, rank % width, length, pairs, shard, per_level.reshape(num_shards, 3))
+    counts = per_level.reshape(num_shards, 3)
+    return _Chunks(number, rank % width, length, pairs, shard, counts, tiles.reshape(num_shards, 3)[:, PART])
 
 
 # Rows of 16 bytes that are read at once, by a quarter of a warp: one from each of the groups of banks, or the same.
@@ -391,6 +442,7 @@ def _arrange(
     fields = np.zeros(num_shards, SHARD)
     for level, name in enumerate(("whole_chunks", "part_chunks", "split_chunks")):
         fields[name] = chunks.counts[:, level]
+    fields["tile_chunks"] = chunks.tiles
     fields["first_chunk"], fields["segments"] = starts_of(per_shard), per_shard * width
     fields["first_segment"] = starts_of(fields["segments"])
     fields["arcs"] = np.bincount(chunks.shard, chunks.length * width, num_shards)
@@ -437,7 +489,7 @@ def _forward(
 ) -> tuple[Direction, Integers, npt.NDArray[np.int32], Integers]:
     """The arcs by destination; the row of each run over all tables; `Layout.pairs`; and the first arc of each run."""
     width = division.chunk
-    chunks = _chunked(segments, width, len(shards.states))
+    chunks = _chunked(segments, division, len(shards.states))
     made, first_pair, _ = _arrange(_spread(segments, chunks, division), chunks, shards, width)
     closing = np.flatnonzero(segments.run >= 0)
     segment = segments.segment[closing]
@@ -458,7 +510,7 @@ def _forward(
 def _backward(
     segments: _Segments, init: Floats, forward: npt.NDArray[Any], shards: _Shards, division: Division
 ) -> Direction:
-    chunks = _chunked(segments, division.chunk, len(shards.states))
+    chunks = _chunked(segments, division, len(shards.states))
     made, _, slot = _arrange(_spread(segments, chunks, division), chunks, shards, division.chunk)
     for name in ("first_pair", "pair_rows", "pair_base"):
         made.shards[name] = forward[name]

@@ -58,6 +58,8 @@ METADATA_ON_CHIP = True
 ASYNC_STORES = True
 # Where it halves what is kept of gammas: the backward pass sums them by column while they are on chip.
 SUM_COLUMNS = True
+# Sums of two states with the same arcs, side by side in a thread, which reads each alpha or beta once.
+TILES = True
 HELD_CHUNKS = 0  # of each kind, whose place and length a thread keeps in registers
 SPREAD = True  # see `Division`
 PARTIALS = ("forward_partials", "backward_partials")
@@ -77,7 +79,7 @@ class Plan(NamedTuple):
     on_chip: values in shared memory, else in global memory. cluster: blocks of a cluster, 1 in memory. threads: of a block.
     arcs_on_chip: arcs in shared memory too. max_lanes: sequences of a thread at most. chunk: segments of a chunk.
     metadata_on_chip: chunks, segments, entries and pairs in shared memory as well. async_stores: see cluster.cuh.
-    sum_columns: see `layout.with_column_sums`. held_chunks: see storage.cuh.
+    sum_columns: see `layout.with_column_sums`. held_chunks, tiles: see storage.cuh.
     """
 
     on_chip: bool
@@ -90,6 +92,7 @@ class Plan(NamedTuple):
     async_stores: bool = False
     sum_columns: bool = False
     held_chunks: int = 0
+    tiles: bool = False
 
     def sequences(self, lanes: int) -> int:
         """Sequences of a group whose threads have `lanes` each."""
@@ -256,13 +259,19 @@ def plan_shared(table: TransitionTable, limits: Limits, kind: int, arc: int) -> 
     for cluster in clusters:
         if table.num_arcs * arc // cluster + alphas > limits.shared_bytes:
             continue
-        tables = _with_most_lanes(*_on_chip(table, cluster), kind, arc, limits)
-        if tables and (best is None or tables.plan.max_lanes > best.plan.max_lanes):
-            best = tables
-        if tables and tables.plan.max_lanes >= wanted:
-            break
+        for tiles in (True, False) if TILES else (False,):
+            plan, layout = _on_chip(table, cluster, tiles)
+            tables = _with_most_lanes(plan, layout, kind, arc, limits)
+            if tables and (best is None or tables.plan.max_lanes > best.plan.max_lanes):
+                best = tables
+            if best and best.plan.max_lanes >= wanted:
+                return best
+            if (
+                not plan.tiles
+            ):  # else chunks of twins, which are not all full, may be what leaves too little room
+                break
     if best is None and alphas <= limits.shared_bytes:
-        plan, layout = _on_chip(table, clusters[-1])
+        plan, layout = _on_chip(table, clusters[-1], TILES)
         best = _with_most_lanes(plan._replace(arcs_on_chip=False), layout, kind, arc, limits)
     if best is None:
         plan, division = in_memory([table], WARP)
@@ -270,13 +279,15 @@ def plan_shared(table: TransitionTable, limits: Limits, kind: int, arc: int) -> 
     return best
 
 
-def _on_chip(table: TransitionTable, cluster: int) -> tuple[Plan, Layout]:
+def _on_chip(table: TransitionTable, cluster: int, tiles: bool) -> tuple[Plan, Layout]:
     arcs = table.num_arcs // cluster
     threads = next((size for size in (64, 128, 256) if arcs <= 8 * size), MOST_THREADS)
     longest = next((size for size in (16, 32) if arcs <= 3 * size * threads), 64)
     plan = Plan(True, cluster, threads, True, MAX_LANES, WARP, held_chunks=HELD_CHUNKS)
     plan = plan._replace(async_stores=ASYNC_STORES and cluster > 1)
-    (layout,) = lay_out([table], Division((cluster,), WARP, longest, spread=SPREAD))
+    (layout,) = lay_out([table], Division((cluster,), WARP, longest, SPREAD, tiles))
+    tile_chunks = [direction.shards["tile_chunks"] for direction in (layout.forward, layout.backward)]
+    plan = plan._replace(tiles=bool(np.any(tile_chunks)))
     summed = with_column_sums(layout) if SUM_COLUMNS else layout
     if 2 * len(summed.pairs_by_column) > len(layout.pairs_by_column):
         return plan, layout
