@@ -53,9 +53,9 @@ def left_to_right_graph(seed, num_states=6, num_pdfs=9):
     return Fsa(num_states, src, dst, np.tile(pdfs, 2), -rng.random(2 * (num_states - 1)), final)
 
 
-def twin_graph(seed=0, num_states=20, num_arcs=200):
+def twin_graph(seed=0, num_states=20, num_arcs=200, num_pdfs=9):
     """Two of each state of a connected graph, with arcs from and to the same states and pdfs, of other weights."""
-    fsa = connected_graph(seed, num_states, num_arcs)
+    fsa = connected_graph(seed, num_states, num_arcs, num_pdfs)
     src, dst, pdf = (np.tile(values, 4) for values in (fsa.src, fsa.dst, fsa.pdf))
     src[len(src) // 2 :] += num_states
     dst.reshape(4, -1)[1::2] += num_states

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fsachain import TableBatch, best_path, compile_table, forward_backward
+from fsachain import Fsa, TableBatch, best_path, compile_table, forward_backward
 from fsachain.backends import arrays
 from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.cuda.device import KernelSpec
@@ -89,6 +89,18 @@ def denominator(states: int, arcs: int) -> TableBatch:
     """A state is entered by one pdf, as in graphs of phones."""
     fsa = connected(states, arcs, NUM_PDFS)
     return DenominatorGraph(replace(fsa, pdf=fsa.dst % NUM_PDFS), NUM_PDFS).batch(SIZE)
+
+
+def twins() -> TableBatch:
+    """Two of each state, with arcs from and to the same states, of other weights: kernels sum them side by side."""
+    fsa, size = connected(30, 900, NUM_PDFS), 30
+    src, dst = (np.tile(values, 4) for values in (fsa.src, fsa.dst))
+    src[len(src) // 2 :] += size
+    dst.reshape(4, -1)[1::2] += size
+    log_prob = -3.0 * np.random.default_rng(3).random(len(src))
+    return DenominatorGraph(
+        Fsa(2 * size, src, dst, np.tile(fsa.pdf, 4), log_prob, np.tile(fsa.final_log_prob, 2)), NUM_PDFS
+    ).batch(SIZE)
 
 
 def numerators() -> TableBatch:
@@ -285,6 +297,11 @@ FAMILIES: dict[str, Family] = {
     "cluster of 4": _cluster(4, 100, 3000, 16_000),
     "cluster of 8": _cluster(8, 100, 3000, 9500),
     "cluster with its metadata": _cluster(4, 40, 1500, 12_000, METADATA_ON_CHIP=1),
+    "cluster with twins": Family(
+        partial(recursion, twins, (0.1, 0.0)),
+        {"shared_bytes": 26_000},
+        ((ON_CHIP, {"ON_CHIP": 1, "TILES": 1, "SUM_COLUMNS": 1, "ASYNC_STORES": 1}),),
+    ),
     "teams in memory": Family(
         partial(recursion, partial(denominator, 1600, 8400), (0.1, 0.0)),
         {"shared_bytes": 9500},

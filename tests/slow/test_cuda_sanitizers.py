@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tolerances
 from device_arrays import on_device
-from random_graphs import left_to_right_graph
+from random_graphs import left_to_right_graph, twin_graph
 
 from fsachain import TableBatch, compile_table, forward_backward
 from fsachain.backends.cuda import backend as cuda
@@ -34,6 +34,10 @@ FRAMES = 4
 def shared(states, arcs):
     fsa = connected(states, arcs, NUM_PDFS)
     return DenominatorGraph(replace(fsa, pdf=fsa.dst % NUM_PDFS), NUM_PDFS).batch(len(LENGTHS))
+
+
+def twins():
+    return DenominatorGraph(twin_graph(3, 16, 320, NUM_PDFS), NUM_PDFS).batch(len(LENGTHS))
 
 
 def own():
@@ -73,6 +77,12 @@ CASES = {
         0.0,
         {"shared_bytes": 9500, "multiprocessors": 1},
         {"ON_CHIP": {1}, "KIND": {1, 2}, "LEAK": {0}},
+    ),
+    "a cluster, twins": Case(
+        twins,
+        0.1,
+        {"shared_bytes": 15_500, "multiprocessors": 1},
+        {"ON_CHIP": {1}, "KIND": {0, 2}, "TILES": {1}, "SUM_COLUMNS": {1}, "ASYNC_STORES": {1}},
     ),
     "a cluster with its metadata": Case(
         lambda: shared(40, 1500),
