@@ -82,7 +82,7 @@ CASES = {
         twins,
         0.1,
         {"shared_bytes": 15_500, "multiprocessors": 1},
-        {"ON_CHIP": {1}, "KIND": {0, 2}, "TILES": {1}, "SUM_COLUMNS": {1}, "ASYNC_STORES": {1}},
+        {"ON_CHIP": {1}, "KIND": {0, 2}, "TILES": {0, 1}, "SUM_COLUMNS": {1}, "ASYNC_STORES": {1}},
     ),
     "a cluster with its metadata": Case(
         lambda: shared(40, 1500),
