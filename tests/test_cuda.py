@@ -124,7 +124,7 @@ def test_a_variant_of_the_plan_launches_other_kernels_or_arcs_and_gives_the_same
         monkeypatch.setattr(cuda_plan, name, setting)
         # With room for four sequences of a thread in a cluster; for metadata.
         states, arcs, room = (80, 600, 26_000) if name == "MAX_LANES" else (100, 3000, 36_000)
-        device = HostDevice(multiprocessors=2, shared_bytes=room)
+        device = HostDevice(multiprocessors=2, shared_bytes=30_000 if name == "TILES" else room)
         graph = twin_graph(3, 50, 1000) if name == "TILES" else connected_graph(3, states, arcs)
         table = DenominatorGraph(graph, NUM_PDFS).table  # plans are kept with it
         out, (weights,) = on_device(device, np.zeros(scores.shape, np.float32)), device.upload([np.ones(9)])
