@@ -5,6 +5,8 @@
 // thread adds what, and so every bit, depends on the sequence's own length and the number of pdfs alone. Sums are in float64;
 // where l2 is 0, a score within the limit costs a comparison and no float64 instruction.
 //
+// Where the gradient's factor is known only in the backward pass, the derivative is added there, in the pass that scales.
+//
 // Shared memory: double parts[blockDim.x / 32].
 
 #include "block_sum.cuh"
@@ -25,22 +27,34 @@ struct Penalty {
   double l2, out_of_range, limit;
 };
 
+using Number = decltype(number_of(ELEMENT()));  // of the gradient: float, double for scores in double
+
 constexpr int kTogether = 4;  // loads of a lane that are under way at the same time
 
-// What one score costs; the derivative is added to `gradient` unless that is null. Infinite scores and NaN cost nothing.
+// The derivative of what one score y costs that is `excess` beyond the limit.
+__device__ __forceinline__ double slope(double y, double excess, const Penalty& penalty) {
+  return fma(penalty.l2, y, penalty.out_of_range * excess);
+}
+
+// Whether a score costs anything, and by how much it is beyond the limit. Infinite scores and NaN cost nothing.
+template <typename Real>
+__device__ __forceinline__ bool costs(Real y, const Penalty& penalty, double& excess) {
+  const bool within = y >= -penalty.limit && y <= penalty.limit;
+  excess = within ? 0.0 : y > 0.0 ? y - penalty.limit : y + penalty.limit;
+  return within ? penalty.l2 != 0.0 : y > -infinity() && y < infinity();
+}
+
+// What one score costs; the derivative is added to `gradient` unless that is null.
 template <typename Real>
 __device__ __forceinline__ void add_score(Real y, const Penalty& penalty, double weight, double& squares, double& excesses,
                                           OUT* gradient) {
-  const bool within = y >= -penalty.limit && y <= penalty.limit;
-  if (within && penalty.l2 == 0.0) return;
+  double excess;
+  if (!costs(y, penalty, excess)) return;
   const double value = y;
-  if (!(value > -infinity() && value < infinity())) return;
-  const double excess = within ? 0.0 : value > 0.0 ? value - penalty.limit : value + penalty.limit;
   squares = fma(value, value, squares);
   excesses = fma(excess, excess, excesses);
   if (gradient == nullptr) return;
-  const double derivative = fma(penalty.l2, value, penalty.out_of_range * excess);
-  *gradient = static_cast<OUT>(fma(-weight, derivative, static_cast<double>(*gradient)));
+  *gradient = static_cast<OUT>(fma(-weight, slope(value, excess, penalty), static_cast<double>(*gradient)));
 }
 
 }  // namespace fsachain
@@ -107,5 +121,38 @@ extern "C" __global__ void __launch_bounds__(256)
   if (threadIdx.x == 0) {
     terms[0] = -0.5 * l2 * squares;
     terms[1] = -0.5 * out_of_range * excesses;
+  }
+}
+
+// out = factor x frame_weights[n][t] x (gradient + the derivative of the penalties), 0 behind a sequence's length; `out` is of the
+// scores' type and may be the same array as the gradient; frame_weights may be null.
+extern "C" __global__ void __launch_bounds__(256)
+    finish_gradient(const ELEMENT* scores, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
+                    long long num_pdfs, const fsachain::Number* gradient, long long gradient_by_sequence,
+                    long long gradient_by_frame, long long gradient_by_pdf, const double* lengths, const double* weights,
+                    double l2, double out_of_range, double limit, const double* frame_weights, const double* factor,
+                    ELEMENT* out, long long out_by_sequence, long long out_by_frame, long long out_by_pdf) {
+  using namespace fsachain;
+  const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
+  const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
+  const double weight = weights[n];
+  const Penalty penalty{l2, out_of_range, limit};
+  for (long long t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
+    const bool is_real = t < lengths[n];
+    const double scale = factor[0] * (frame_weights && is_real ? frame_weights[n * num_frames + t] : 1.0);
+    const ELEMENT* row = scores + n * by_sequence + t * by_frame;
+    const Number* from = gradient + n * gradient_by_sequence + t * gradient_by_frame;
+    ELEMENT* into = out + n * out_by_sequence + t * out_by_frame;
+#pragma unroll 4
+    for (long long p = threadIdx.x % 32; p < num_pdfs; p += 32) {
+      double value = 0.0, excess;
+      if (is_real) {
+        const Number y = number_of(row[p * by_pdf]);
+        value = from[p * gradient_by_pdf];
+        if (weight != 0.0 && costs(y, penalty, excess)) value = fma(-weight, slope(y, excess, penalty), value);
+        value *= scale;
+      }
+      put(into + p * out_by_pdf, value);
+    }
   }
 }

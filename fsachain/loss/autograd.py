@@ -32,7 +32,7 @@ _has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: 
 _may_come_again = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether a compiler, a tracer or a transform sees what is done to tensors."""
     return bool(torch.compiler.is_compiling() or _count_modes() or _has_transforms())
 
@@ -111,7 +111,7 @@ class Operator:
 
     def __call__(self, *given: Any) -> Any:
         inputs = given[0] if self._takes_tuple else given
-        if _is_watched() or not _PLAIN_TENSORS.issuperset([type(inputs[i]) for i in self._tensors]):
+        if is_watched() or not _PLAIN_TENSORS.issuperset([type(inputs[i]) for i in self._tensors]):
             found = self.op(*inputs)
             return self._result(*found) if self._fields else found
         refuse_forward_mode()
@@ -275,7 +275,7 @@ def scale_rows(
     `in_place`: `values` may be written to. The result is then another tensor in their memory, since torch copies gradients
     that somebody else holds. lists: unless empty, of rows that a device has packed, see `cuda.add_occupancy`.
     """
-    scale = partial(_rows_scaled, in_place=True) if in_place and not _is_watched() else _scale_rows_apart
+    scale = partial(_rows_scaled, in_place=True) if in_place and not is_watched() else _scale_rows_apart
     return scale(values, factors, like, None if lists is None or not len(lists) else lists)
 
 
@@ -290,6 +290,6 @@ _scale_gradient_apart = Operator(
 
 def scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool = False) -> Tensor:
     """By broadcasting, in the dtype of `like`; `in_place`: `gradient` may be written to."""
-    if in_place and not _is_watched():
+    if in_place and not is_watched():
         return gradient.mul_(factor.to(gradient.dtype)).to(like.dtype).detach()
     return _scale_gradient_apart(gradient, factor, like)

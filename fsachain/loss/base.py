@@ -17,7 +17,7 @@ from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.brief import brief
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.loss.autograd import Operator, new_buffer, packed, scale_gradient, wants_gradient
+from fsachain.loss.autograd import Operator, is_watched, new_buffer, packed, scale_gradient, wants_gradient
 
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
@@ -164,6 +164,73 @@ def terms_gradient(
     return {"nnet_output": scale_gradient(gradient, factor, nnet_output, is_last)}
 
 
+class GradientCall(NamedTuple):
+    """On a device: what `finish` left for the backward pass, which knows the factor [1]."""
+
+    gradient: Tensor
+    scores: Tensor
+    frames: Tensor
+    weights: Tensor
+    frame_weights: Tensor
+    factor: Tensor
+    l2_regularize: float
+    out_of_range_regularize: float
+
+
+def _finished_gradient(given: GradientCall) -> Tensor:
+    return _finished_in(given, torch.empty_like(given.gradient, dtype=given.scores.dtype))
+
+
+def _finished_in(given: GradientCall, out: Tensor) -> Tensor:
+    factors = given.l2_regularize, given.out_of_range_regularize, OUT_OF_RANGE
+    device, each = cuda.find_device(given.scores), given.frame_weights
+    if each.numel():
+        each = real_frames(each.double(), given.frames).contiguous()
+    where = cuda.view(given.gradient), cuda.view(given.scores.detach())
+    numbers = cuda.view(given.frames), cuda.view(given.weights)
+    by_frame = cuda.view(each) if each.numel() else None
+    cuda.finish_gradient(device, *where, *numbers, factors, by_frame, cuda.view(given.factor), cuda.view(out))
+    return out.detach()
+
+
+_finished_apart = Operator(
+    _finished_gradient, lambda given: torch.empty_like(given.gradient, dtype=given.scores.dtype)
+)
+
+
+def finished_gradient(
+    factor: Tensor,
+    gradient: Tensor,
+    nnet_output: Tensor,
+    frames: Tensor,
+    weights: Tensor,
+    ok: Tensor,
+    frame_weights: Tensor,
+    l2_regularize: float,
+    out_of_range_regularize: float,
+    is_last: bool,
+) -> dict[str, Tensor | None]:
+    """As `terms_gradient`; on a device penalties and frame weights are the same pass as the factor."""
+    if arrays.home_of(gradient) != "cuda":
+        return terms_gradient(factor, gradient, nnet_output, is_last)
+    used = torch.where(ok, weights, 0.0)
+    call = GradientCall(
+        gradient,
+        nnet_output,
+        frames,
+        used,
+        frame_weights,
+        factor.double().reshape(1),
+        l2_regularize,
+        out_of_range_regularize,
+    )
+    if not is_last or is_watched():
+        return {"nnet_output": _finished_apart(call)}
+    same = gradient.dtype == nnet_output.dtype
+    out = gradient if same else torch.empty_like(gradient, dtype=nnet_output.dtype)
+    return {"nnet_output": _finished_in(call, out)}
+
+
 def placed_weights(given: SequenceCall, batch: TableBatch, call: dispatch.Call) -> Tensor:
     """The weights on the device of the scores; only those on the host are checked to be finite and >= 0."""
     weights = given.weights
@@ -214,11 +281,12 @@ def finish(
     gradient: Tensor,
     numerator: Tensor,
     consistency_term: Tensor | None = None,
+    is_finished_later: bool = False,
 ) -> Terms:
     """The terms of num_log_prob, den_log_prob, values and weights.
 
     The buffers may be empty: rows of sequences that are not ok become 0, the penalties' derivatives are added to the
-    gradient, and frame weights multiply it.
+    gradient, and frame weights multiply it, unless `finished_gradient` does so.
     """
     weights, ok = found["weights"], torch.isfinite(found["values"])
     for buffer in (gradient, numerator):
@@ -228,10 +296,11 @@ def finish(
     penalties = objf.new_zeros(2)
     if given.l2_regularize or given.out_of_range_regularize:
         factors = given.l2_regularize, given.out_of_range_regularize, OUT_OF_RANGE
-        penalties = call.add_penalties(torch.where(ok, weights, 0.0), factors, gradient)
+        into = gradient[:0] if is_finished_later else gradient
+        penalties = call.add_penalties(torch.where(ok, weights, 0.0), factors, into)
     consistency = objf.new_zeros(()) if consistency_term is None else consistency_term
     frames = call.place(call.lengths.astype(np.float64))
-    if len(gradient) and given.frame_weights.numel():
+    if len(gradient) and given.frame_weights.numel() and not is_finished_later:
         gradient *= real_frames(given.frame_weights, frames).to(gradient.dtype).unsqueeze(2)
     # Results of an operator are no views of one another or of what others use.
     return Terms(

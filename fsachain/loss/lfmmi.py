@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsachain.backends import dispatch
+from fsachain.backends import arrays, dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ShapeError
@@ -23,8 +23,8 @@ from fsachain.loss.base import (
     check_factor,
     fake_terms,
     finish,
+    finished_gradient,
     placed_weights,
-    terms_gradient,
 )
 
 
@@ -68,7 +68,8 @@ def _lfmmi(given: SequenceCall) -> Terms:
             gradient.addcmul_(into, shares.to(into.dtype).view(-1, 1, 1))
         ok = torch.isfinite(values)
         term = _consistency(into, scores.detach(), given.consistency * factors, ok, gradient)
-    return finish(given, call, found, gradient, numerator, term)
+    later = arrays.home_of(nnet_output) == "cuda"
+    return finish(given, call, found, gradient, numerator, term, later)
 
 
 def _check_views(given: SequenceCall, names: Sequence[str]) -> None:
@@ -122,7 +123,7 @@ def _boost(
     return dispatch.bind(numerators, buffer, call.lengths, memory_budget=call.memory_budget), buffer, found
 
 
-lfmmi = Operator(_lfmmi, fake_terms, terms_gradient)
+lfmmi = Operator(_lfmmi, fake_terms, finished_gradient)
 
 
 class LFMMILoss(SequenceLoss[LFMMIRecord]):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -297,3 +298,33 @@ def test_the_loss_reads_nothing_on_the_host_of_what_lives_on_the_device(device, 
     assert read
     for name, dtype, pointer in read:
         assert dtype == torch.int64 or pointer == weights.data_ptr(), f"{name} of a tensor of {dtype}"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lf_mmi_adds_penalties_weighs_frames_scales_and_casts_its_gradient_in_one_pass(dtype):
+    """Twice, since the graph is kept: the second time in the gradient's own memory where types agree."""
+    weights, graphs = torch.rand(SIZE, FRAMES, generator=torch.Generator().manual_seed(1)), make_graphs()
+    weights[is_padding()] = math.nan
+    given = make_scores(dtype=dtype, scale=30.0)
+    given[is_padding()] = math.nan
+    given[1, 2] = math.nan
+    found = []
+    for home in (pretended(), nullcontext()):
+        loss, scores = (
+            make_loss(l2_regularize=0.01, out_of_range_regularize=0.02),
+            given.clone().requires_grad_(),
+        )
+        with home as device, counted(device) if device else nullcontext() as traffic:
+            value = loss(scores, LENGTHS, graphs, weights=[1.0, 2.0, 0.5], frame_weights=weights)
+            first = torch.autograd.grad(value, scores, 3.0 * torch.ones_like(value), retain_graph=True)[0]
+            (3.0 * value).backward()
+            if device:
+                touched = traffic.of(scores.grad.data_ptr(), scores.grad.nbytes)
+                assert {key[1] for key in touched if key[2] == "written"} >= {"finish_gradient"}
+                reads = traffic.of(scores.detach().data_ptr(), scores.nbytes)
+                assert ("penalties.cu", "finish_gradient", "read") in reads
+        found.append((value.detach(), first, scores.grad))
+    rounding = max(tolerances.LOG_PROB_RELATIVE, torch.finfo(dtype).eps)
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=rounding, atol=tolerances.OCCUPANCY)
+    assert torch.equal(found[0][1], found[0][2])

@@ -143,6 +143,37 @@ def add_penalties(
     return terms
 
 
+def finish_gradient(
+    device: Device,
+    gradient: DeviceArray,
+    scores: DeviceArray,
+    lengths: DeviceArray,
+    weights: DeviceArray,
+    factors: tuple[float, float, float],
+    frame_weights: DeviceArray | None,
+    factor: DeviceArray,
+    out: DeviceArray,
+) -> None:
+    """out = factor x frame_weights [N, T] x (gradient + the penalties' derivatives), all [N, T, P], in one pass.
+
+    lengths, weights [N] and factor [1], on the device in float64; factors as of `add_penalties`; gradient is float32, for
+    scores in float64 float64; `out` has the scores' type, and may be the same array as the gradient.
+    """
+    size, num_frames, num_pdfs = scores.shape
+    if 0 in scores.shape:
+        return
+    device.launch(
+        KernelSpec("penalties.cu", "finish_gradient", macros(ELEMENT=scores, ROWS=ROWS)),
+        (-(-num_frames // ROWS), size),
+        ROW_THREADS,
+        0,
+        [
+            *(*strided(scores), num_frames, num_pdfs, *strided(gradient), lengths.pointer, weights.pointer),
+            *(*map(float, factors), address(frame_weights), factor.pointer, *strided(out)),
+        ],
+    )
+
+
 def scale_rows(device: Device, values: DeviceArray, factors: Memory | DeviceArray, out: DeviceArray) -> None:
     """out = values [N, T, P] (float32 or 64) times factors [N] (float64), 0 where they are; out of any type, or values."""
     _over_rows(device, "scale_rows", values, [factors.pointer, *strided(out)], out)
