@@ -138,21 +138,31 @@ extern "C" __global__ void __launch_bounds__(256)
   const double weight = weights[n];
   const Penalty penalty{l2, out_of_range, limit};
   for (long long t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
-    const bool is_real = t < lengths[n];
-    const double scale = factor[0] * (frame_weights && is_real ? frame_weights[n * num_frames + t] : 1.0);
     const ELEMENT* row = scores + n * by_sequence + t * by_frame;
     const Number* from = gradient + n * gradient_by_sequence + t * gradient_by_frame;
     ELEMENT* into = out + n * out_by_sequence + t * out_by_frame;
-#pragma unroll 4
-    for (long long p = threadIdx.x % 32; p < num_pdfs; p += 32) {
-      double value = 0.0, excess;
-      if (is_real) {
-        const Number y = number_of(row[p * by_pdf]);
-        value = from[p * gradient_by_pdf];
-        if (weight != 0.0 && costs(y, penalty, excess)) value = fma(-weight, slope(y, excess, penalty), value);
-        value *= scale;
+    if (t >= lengths[n]) {
+      for (long long p = threadIdx.x % 32; p < num_pdfs; p += 32) put(into + p * out_by_pdf, 0.0f);
+      continue;
+    }
+    const double scale = factor[0] * (frame_weights ? frame_weights[n * num_frames + t] : 1.0);
+    for (long long begin = threadIdx.x % 32; begin < num_pdfs; begin += 32 * kTogether) {
+      ELEMENT held[kTogether];
+      Number values[kTogether];
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) {
+        if (begin + 32 * r >= num_pdfs) break;
+        held[r] = row[(begin + 32 * r) * by_pdf];
+        values[r] = from[(begin + 32 * r) * gradient_by_pdf];
       }
-      put(into + p * out_by_pdf, value);
+#pragma unroll
+      for (int r = 0; r < kTogether; ++r) {
+        if (begin + 32 * r >= num_pdfs) break;
+        double value = values[r], excess;
+        const Number y = number_of(held[r]);
+        if (costs(y, penalty, excess)) value = fma(-weight, slope(y, excess, penalty), value);
+        put(into + (begin + 32 * r) * out_by_pdf, value * scale);
+      }
     }
   }
 }
