@@ -56,6 +56,7 @@ class Case(NamedTuple):
     used: dict[str, set[int]]  # values of macros which say that
     budget: float | None = None  # bytes for the history
     is_own: bool = False  # each sequence has a table; else several blocks share the work on one
+    held_chunks: int = 0
 
 
 CASES = {
@@ -89,6 +90,13 @@ CASES = {
         0.1,
         {"shared_bytes": 12_000, "multiprocessors": 1},
         {"ON_CHIP": {1}, "KIND": {0, 2}, "METADATA_ON_CHIP": {1}},
+    ),
+    "a cluster with its chunks in registers": Case(
+        lambda: shared(80, 600),
+        0.1,
+        {"shared_bytes": 9500, "multiprocessors": 1},
+        {"ON_CHIP": {1}, "KIND": {0, 2}, "HELD_CHUNKS": {2}},
+        held_chunks=2,
     ),
     "memory, blocks in a team": Case(
         lambda: shared(1600, 4200),
@@ -124,13 +132,14 @@ def run(device, case):
 
 
 @contextmanager
-def small_blocks():
+def small_blocks(case):
     """Blocks of 64 threads, since a barrier of 256 threads that a sanitizer watches takes milliseconds; turns of a frame."""
     with pytest.MonkeyPatch.context() as patch:
         kinds = ("cuda.plan.OWN_THREADS", "cuda.plan.MEMORY_THREADS", "cuda.launch.THREADS")
         for where in kinds:
             patch.setattr(f"fsachain.backends.{where}", 64)
         patch.setattr("fsachain.backends.cuda.plan.TURN_FRAMES", 0)
+        patch.setattr("fsachain.backends.cuda.plan.HELD_CHUNKS", case.held_chunks)
         yield
 
 
@@ -139,7 +148,7 @@ def recordings_of(name):
     """The launches of a case, of which one of each kernel; its results are right."""
     case = CASES[name]
     device = HostDevice(**case.limits)
-    with record(device) as recordings, small_blocks():
+    with record(device) as recordings, small_blocks(case):
         log_prob, occupancy = run(device, case)
     plain = [
         r
@@ -178,6 +187,6 @@ def test_a_sanitizer_finds_nothing_and_concurrent_threads_give_the_same_bits(nam
 @each_case
 def test_no_result_depends_on_what_memory_held_before(name):
     case = CASES[name]
-    with small_blocks():
+    with small_blocks(case):
         found = uninitialised_reads(lambda d: run(d, case), lambda fill: HostDevice(**case.limits, fill=fill))
     assert found == []
