@@ -167,72 +167,85 @@ DEVICE void keep_betas(const Shard& shard, const BackwardMemory& memory, Value* 
 }  // namespace fsachain
 
 // From the betas at `end` to those at `begin`; turns u(t, pair) of `history` into gamma(t, pair), unnormalised. Lanes that
-// end after frame t begin with beta'(t + 1) = final there.
+// end after frame t begin with beta'(t + 1) = final there. The turn of a group's first frames goes on from `state_out`.
 ENTRY backward(const long long* groups, const long long* shard_fields, const fsachain::Chunk* chunks,
                const fsachain::Segment* segments, const fsachain::Arc* arcs, const fsachain::Entry* entries,
                const fsachain::Pair* pair_list, const int* column_sums, const fsachain::Value* vectors,
                const int* sequences, const int* lengths, const int* kinds, const fsachain::Value* probs,
                fsachain::Value* history, const fsachain::Value* state_in, fsachain::Value* state_out, fsachain::Value* work,
-               unsigned* counters, int num_peers, const int* turns, int begin, int end, double log_leak) {
+               unsigned* counters, int num_peers, int span, int num_groups, int begin, int end, double log_leak) {
   using namespace fsachain;
-  const Turn turn(turns, blockIdx.x / num_peers, begin, end);
-  const long long index = turn.group;
-  const long long* group = groups + index * kGroupFields;
-  const Sequences own(sequences, lengths, kinds, index);
-  const int last = min(turn.end, own.longest);
-  if (own.none() || last <= turn.begin) return;
-  const Peers peers = {counters + index, num_peers, static_cast<int>(blockIdx.x % num_peers)};
-  const long long states = group[kStates], frame_rows = group[kPairs] * kSequences;
-  const Value* vector = vectors + group[kVectors];
-  history += group[kHistory];
+  const int cluster = blockIdx.x / num_peers;
+  const Peers peers = {counters + cluster, num_peers, static_cast<int>(blockIdx.x % num_peers)};
+  Turns turns(lengths, num_groups, span, cluster, gridDim.x / num_peers, {cluster, begin, end, false}, true);
+  if (span == 0 && Sequences(sequences, lengths, kinds, cluster).longest <= begin) return;
 
   unsigned char* free = shared_memory;
+  // What is the same for all groups of a table.
+  const long long* group = groups + turns.turn.group * kGroupFields;
   Exchange exchange(take<Arrivals>(free, kArrivals), peers.rank);
   const BackwardMemory memory(group, work, free);
   BlockShards shards({shard_fields, chunks, segments, arcs, entries, pair_list}, peers, group, free);
-  const WindowProbs prob = {probs + group[kProbs], memory.ring, group[kColumns], begin};
-
-  Row total = zero_row();
-  if (last < min(end, own.longest)) state_in = state_out;  // where the turn behind this one has left it
-  if (state_in != nullptr && last == turn.end) {
-    for (int s = peers.rank; shards.has(s); s = shards.next(s))
-      start_betas(shards.get(s), memory, state_in + group[kState]);
-    load(total, state_in + group[kState], states);
-  }
-  prob.prefetch(last - 1);
-  memory.prefetch_history(shards.loaded, history + (last - 1 - begin) * frame_rows);
-  wait_for_copies();
-  peers.sync();
+  const long long states = group[kStates], frame_rows = group[kPairs] * kSequences, columns = group[kColumns];
+  const long long filled = group[kFilledPairs];
+  const Value* vector = vectors + group[kVectors];
   const Value leak = LEAK ? Number::from_log(log_leak) : Number::zero();
-  for (int t = last - 1; t >= turn.begin; --t) {
-    Value* const frame_history = history + (t - begin) * frame_rows;
-    BackwardFrame frame = {prob.of(t), frame_history, vector + states, total, leak, 0, t + 1 < own.longest};
-    for (int v = 0; v < LANES; ++v) {
-      if (t + 1 < own.length[v]) continue;
-      frame.from_final |= 1u << v;
-      frame.total.lane[v] = vector[2 * states + 1];
-    }
-    for (int s = peers.rank; shards.has(s); s = shards.next(s)) frame.pairs(shards.get(s), memory, exchange);
-    peers.sync(exchange, group[kFilledPairs]);
-#if SUM_COLUMNS
-    frame.columns(shards.loaded, memory, ColumnSums(column_sums, CLUSTER, peers.rank));
-    __syncthreads();
-#endif
-    // What the next frame reads comes while this one sums its arcs.
-    if (t > turn.begin) prob.prefetch(t - 1);
-    if (t > turn.begin) memory.prefetch_history(shards.loaded, frame_history - frame_rows);
-    for (int s = peers.rank; shards.has(s); s = shards.next(s)) {
-      const Row shard_total = frame.states(shards.get(s), memory);
-      if (LEAK) memory.sum.give(t & 1, s, shard_total, exchange);
-    }
-    wait_for_copies();
-    peers.sync(exchange, LEAK ? memory.sum.count : 0);
-    total = LEAK ? memory.sum.total(t & 1) : frame.total;
-  }
+  do {
+    const Turn turn = turns.turn;
+    const bool is_second = turn.of_two && turn.begin == begin;
+    if (is_second) take_over(counters + turn.group, 2 * num_peers);  // the forward pass has handed it on once
+    const Sequences own(sequences, lengths, kinds, turn.group);
+    const int last = min(turn.end, own.longest);
+    if (last > turn.begin) {
+      group = groups + turn.group * kGroupFields;
+      Value* const frames = history + group[kHistory];
+      const WindowProbs prob = {probs + group[kProbs], memory.ring, columns, begin};
 
-  if (state_out == nullptr) return;
-  for (int s = peers.rank; shards.has(s); s = shards.next(s)) keep_betas(shards.get(s), memory, state_out + group[kState]);
-  if (peers.rank == 0 && leads_lanes()) store(state_out + group[kState], states, total);
+      Row total = zero_row();
+      const Value* state = turn.of_two ? state_out : state_in;
+      if (state != nullptr && last == turn.end && (!turn.of_two || last < own.longest)) {
+        for (int s = peers.rank; shards.has(s); s = shards.next(s))
+          start_betas(shards.get(s), memory, state + group[kState]);
+        load(total, state + group[kState], states);
+      }
+      prob.prefetch(last - 1);
+      memory.prefetch_history(shards.loaded, frames + (last - 1 - begin) * frame_rows);
+      wait_for_copies();
+      peers.sync();
+      for (int t = last - 1; t >= turn.begin; --t) {
+        Value* const frame_history = frames + (t - begin) * frame_rows;
+        BackwardFrame frame = {prob.of(t), frame_history, vector + states, total, leak, 0, t + 1 < own.longest};
+        for (int v = 0; v < LANES; ++v) {
+          if (t + 1 < own.length[v]) continue;
+          frame.from_final |= 1u << v;
+          frame.total.lane[v] = vector[2 * states + 1];
+        }
+        for (int s = peers.rank; shards.has(s); s = shards.next(s)) frame.pairs(shards.get(s), memory, exchange);
+        peers.sync(exchange, filled);
+#if SUM_COLUMNS
+        frame.columns(shards.loaded, memory, ColumnSums(column_sums, CLUSTER, peers.rank));
+        __syncthreads();
+#endif
+        // What the next frame reads comes while this one sums its arcs.
+        if (t > turn.begin) prob.prefetch(t - 1);
+        if (t > turn.begin) memory.prefetch_history(shards.loaded, frame_history - frame_rows);
+        for (int s = peers.rank; shards.has(s); s = shards.next(s)) {
+          const Row shard_total = frame.states(shards.get(s), memory);
+          if (LEAK) memory.sum.give(t & 1, s, shard_total, exchange);
+        }
+        wait_for_copies();
+        peers.sync(exchange, LEAK ? memory.sum.count : 0);
+        total = LEAK ? memory.sum.total(t & 1) : frame.total;
+      }
+
+      if (state_out != nullptr && !is_second) {
+        for (int s = peers.rank; shards.has(s); s = shards.next(s))
+          keep_betas(shards.get(s), memory, state_out + group[kState]);
+        if (peers.rank == 0 && leads_lanes()) store(state_out + group[kState], states, total);
+      }
+    }
+    if (turn.of_two && !is_second) hand_on(counters + turn.group);
+  } while (turns.backward());
 }
 
 #endif  // FSACHAIN_BACKWARD_CUH_

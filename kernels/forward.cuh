@@ -181,63 +181,75 @@ DEVICE void keep_alphas(Value* state, long long states, const Value* alphas, con
 
 // From the alphas before frame `begin` to those before frame `end`; `history` [frames, pairs] of u(t, pair), or null.
 // Lanes past their length keep their alphas. `exponents` [lanes]: the powers of two by which plain alphas were multiplied.
-// A turn that is not the first of its group goes on from `state_out`.
+// The second turn of a group goes on from `state_out`. `span`, `num_groups`: see `Turns`.
 // `least`: a plain sequence whose sum of alphas falls below it, or above all floats, is handed to wide numbers.
 ENTRY forward(const long long* groups, const long long* shard_fields, const fsachain::Chunk* chunks,
               const fsachain::Segment* segments, const fsachain::Arc* arcs, const fsachain::Entry* entries,
               const fsachain::Value* vectors, const int* sequences, const int* lengths, int* kinds,
               const fsachain::Value* probs, fsachain::Value* history, const fsachain::Value* state_in,
               fsachain::Value* state_out, int* exponents, fsachain::Value* work, unsigned* counters,
-              int num_peers, const int* turns, int begin, int end, double log_leak, float least) {
+              int num_peers, int span, int num_groups, int begin, int end, double log_leak, float least) {
   using namespace fsachain;
-  const Turn turn(turns, blockIdx.x / num_peers, begin, end);
-  const long long index = turn.group, lane = index * kSequences + first_lane();
-  const long long* group = groups + index * kGroupFields;
-  const Sequences own(sequences, lengths, kinds, index);
-  if (own.none()) return;
-  const Peers peers = {counters + index, num_peers, static_cast<int>(blockIdx.x % num_peers)};
-  const long long states = group[kStates], frame_rows = group[kPairs] * kSequences;
-  const Value* vector = vectors + group[kVectors];
-  if (turn.begin > begin) state_in = state_out;
-  const Value* state = state_in == nullptr ? nullptr : state_in + group[kState];
-  if (history != nullptr) history += group[kHistory];
-  const int last = min(turn.end, own.longest);
+  const int cluster = blockIdx.x / num_peers;
+  const Peers peers = {counters + cluster, num_peers, static_cast<int>(blockIdx.x % num_peers)};
+  Turns turns(lengths, num_groups, span, cluster, gridDim.x / num_peers, {cluster, begin, end, false}, false);
+  if (span == 0 && Sequences(sequences, lengths, kinds, cluster).none()) return;
 
   unsigned char* free = shared_memory;
+  // What is the same for all groups of a table.
+  const long long* group = groups + turns.turn.group * kGroupFields;
   Exchange exchange(take<Arrivals>(free, kArrivals), peers.rank);
   const ForwardMemory memory(group, work, free);
   BlockShards shards({shard_fields, chunks, segments, arcs, entries, nullptr}, peers, group, free);
-  const WindowProbs prob = {probs + group[kProbs], memory.ring, group[kColumns], begin};
-
-  start_alphas(memory.alphas_at(turn.begin), states, state, vector, peers);
-  Carried carried(state, states, vector, exponents + lane);
-  if (turn.begin < last) prob.prefetch(turn.begin);
-  wait_for_copies();
-  peers.sync();
+  const long long states = memory.states, frame_rows = group[kPairs] * kSequences, columns = group[kColumns];
+  const Value* vector = vectors + group[kVectors];
   const Value leak = LEAK ? Number::from_log(log_leak) : Number::zero();
   const long long rows = states + (LEAK ? memory.sum.count : 0);
-  for (int t = turn.begin; t < last; ++t) {
-    if (t + 1 < last) prob.prefetch(t + 1);
-    ForwardFrame frame = {
-        exchange, memory.alphas_at(t), memory.alphas_at(t + 1), prob.of(t), nullptr, carried.total, leak, 0};
-    if (history != nullptr) frame.history = history + (t - begin) * frame_rows;
-    frame.ended = carried.begin_frame(own, t);
-    for (int s = peers.rank; shards.has(s); s = shards.next(s)) {
-      const Row shard_total = frame.shard(shards.get(s), memory.partials);
-      if (LEAK) memory.sum.give(t & 1, s, shard_total, exchange);
-    }
-    wait_for_copies();
-    peers.sync(exchange, rows);
-    if (LEAK) carried.end_frame(memory.sum.total(t & 1), frame.ended, least);
-  }
+  do {
+    const Turn turn = turns.turn;
+    const bool is_second = turn.of_two && turn.begin > begin;
+    if (is_second) take_over(counters + turn.group, num_peers);
+    const Sequences own(sequences, lengths, kinds, turn.group);
+    if (!own.none()) {
+      group = groups + turn.group * kGroupFields;
+      const Value* state = is_second ? state_out : state_in;
+      if (state != nullptr) state += group[kState];
+      Value* const frames = history == nullptr ? nullptr : history + group[kHistory];
+      const long long lane = turn.group * kSequences + first_lane();
+      const int last = min(turn.end, own.longest);
+      const WindowProbs prob = {probs + group[kProbs], memory.ring, columns, begin};
 
-  if (state_out != nullptr)
-    keep_alphas(state_out + group[kState], states, memory.alphas_at(max(turn.begin, last)), carried.total, peers);
-  if (peers.rank > 0 || !leads_lanes()) return;
-  for (int v = 0; v < LANES; ++v) {
-    exponents[lane + v] = carried.exponent[v];
-    if (carried.inexact >> v & 1) kinds[sequences[lane + v]] = KIND + 1;
-  }
+      start_alphas(memory.alphas_at(turn.begin), states, state, vector, peers);
+      Carried carried(state, states, vector, exponents + lane);
+      if (turn.begin < last) prob.prefetch(turn.begin);
+      wait_for_copies();
+      peers.sync();
+      for (int t = turn.begin; t < last; ++t) {
+        if (t + 1 < last) prob.prefetch(t + 1);
+        ForwardFrame frame = {
+            exchange, memory.alphas_at(t), memory.alphas_at(t + 1), prob.of(t), nullptr, carried.total, leak, 0};
+        if (frames != nullptr) frame.history = frames + (t - begin) * frame_rows;
+        frame.ended = carried.begin_frame(own, t);
+        for (int s = peers.rank; shards.has(s); s = shards.next(s)) {
+          const Row shard_total = frame.shard(shards.get(s), memory.partials);
+          if (LEAK) memory.sum.give(t & 1, s, shard_total, exchange);
+        }
+        wait_for_copies();
+        peers.sync(exchange, rows);
+        if (LEAK) carried.end_frame(memory.sum.total(t & 1), frame.ended, least);
+      }
+
+      if (state_out != nullptr)
+        keep_alphas(state_out + group[kState], states, memory.alphas_at(max(turn.begin, last)), carried.total, peers);
+      if (peers.rank == 0 && leads_lanes()) {
+        for (int v = 0; v < LANES; ++v) {
+          exponents[lane + v] = carried.exponent[v];
+          if (carried.inexact >> v & 1) kinds[sequences[lane + v]] = KIND + 1;
+        }
+      }
+    }
+    if (turn.of_two && !is_second) hand_on(counters + turn.group);
+  } while (turns.forward());
 }
 
 #endif  // FSACHAIN_FORWARD_CUH_

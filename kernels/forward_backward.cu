@@ -12,8 +12,8 @@
 #include "finish.cuh"
 #include "forward.cuh"
 
-// What the kernels of a call change: in which kind each sequence runs, and the counters of the peers' barriers, which every
-// launch leaves as a later one of as many blocks needs them.
+// What the kernels of a call change: in which kind each sequence runs, and the counters of the peers' barriers or of groups that
+// are handed on, which every launch leaves as a later one of as many blocks needs them.
 extern "C" __global__ void __launch_bounds__(256)
 prepare(const int* first_kinds, int* kinds, int num_kinds, unsigned* counters, int num_counters) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;

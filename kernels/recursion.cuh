@@ -29,17 +29,54 @@ struct Sequences {
   DEVICE bool none() const { return longest < 0; }
 };
 
-// What a launch does of a group: all frames of its window, or one turn of those that more groups take than run at once.
+// Frames of a group that its blocks work on without a break.
 struct Turn {
   long long group;
   int begin, end;
+  bool of_two;  // another cluster has the group's other frames
+};
 
-  // `turns`: group, begin and end of each, or null.
-  DEVICE Turn(const int* turns, long long index, int begin, int end) : group(index), begin(begin), end(end) {
-    if (turns == nullptr) return;
-    this->group = turns[3 * index];
-    this->begin = turns[3 * index + 1];
-    this->end = turns[3 * index + 2];
+// What a cluster does in a launch: all frames of a window of one group; or, where more groups share a table than run at once,
+// a piece of the row in which all groups stand, longest first, each from its last frame to its first, after McNaughton (1959).
+// No piece is shorter than a group, so that two clusters have a group at most; its first frames are what one of them begins
+// with, its last are what the other ends with, which need not wait long. That has the larger number: it began later, so
+// that nobody waits for what cannot begin.
+struct Turns {
+  const int* lengths;
+  int groups, from, to, group, start;  // `start`: where the group's first frame stands in the row
+  Turn turn;
+
+  // `span`: frames of a piece, 0 where each group has a cluster. The backward pass has the last frames first.
+  DEVICE Turns(const int* lengths, int groups, int span, int cluster, int clusters, const Turn& window, bool is_backward)
+      : lengths(lengths), groups(groups), from(0), to(0), group(0), start(0), turn(window) {
+    if (!ON_CHIP || span == 0) return;
+    from = span * (is_backward ? cluster : clusters - 1 - cluster);
+    to = from + span;
+    while (start + frames() <= from) start += frames(), ++group;
+    if (is_backward)
+      while (group + 1 < groups && start + frames() < to) start += frames(), ++group;
+    read();
+  }
+  DEVICE bool forward() {
+    if (!ON_CHIP || to == 0) return false;
+    start += frames();
+    return read(++group < groups && start < to);
+  }
+  DEVICE bool backward() {
+    if (!ON_CHIP || start <= from) return false;
+    --group;
+    start -= frames();
+    return read(true);
+  }
+
+ private:
+  DEVICE int frames() const { return max(lengths[group * kSequences], 1); }
+  DEVICE bool read(bool there = true) {
+    if (!there) return false;
+    __syncthreads();  // what the turn before has read may be written
+    const int end = start + frames();
+    turn = {group, max(end - to, 0), min(end - from, frames()), start < from || end > to};
+    return true;
   }
 };
 

@@ -265,6 +265,22 @@ struct Peers {
   }
 };
 
+// For the blocks of another cluster, which go on with a group: what this block has written is theirs.
+DEVICE void hand_on(unsigned* counter) {
+  __syncthreads();
+  if (threadIdx.x > 0) return;
+  __threadfence();
+  atomicAdd(counter, 1u);
+}
+// Until so many blocks have handed the group on.
+DEVICE void take_over(unsigned* counter, unsigned blocks) {
+  if (threadIdx.x == 0) {
+    while (atomicAdd(counter, 0u) < blocks) __nanosleep(40);
+    __threadfence();
+  }
+  __syncthreads();
+}
+
 // The sum over the threads of a warp that have the same sequences, in every one of them.
 DEVICE Row warp_sum(Row x) {
   if (CHUNK == 32) {

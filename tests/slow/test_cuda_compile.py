@@ -1,9 +1,12 @@
 """Every kernel compiles for every generation of GPUs, in the configurations that the drivers ask for, without spills."""
 
+from functools import cache
+
 import pytest
 
 from fsachain.backends.cuda import plan as cuda_plan
-from tools import cuda_compile
+from tools import cuda_compile, cuda_configurations
+from tools.bench import gpu_report
 from tools.cuda_configurations import GPUS, main_kernels
 
 pytestmark = pytest.mark.skipif(
@@ -27,3 +30,26 @@ def test_registers_leave_room_for_the_blocks_of_a_team():
     for entry in cuda_compile.compile_kernels(together, 90):
         threads = dict(entry.defines)["THREADS"]
         assert entry.registers * threads * cuda_plan.RESIDENT_BLOCKS <= REGISTERS, entry
+
+
+def test_variants_compile_and_spill_nothing(monkeypatch):
+    """What `make gpu-report` compares with the default, for the GPU that has all of it."""
+
+    def kernels():
+        monkeypatch.setattr(
+            cuda_configurations, "_denominator", cache(make_denominator)
+        )  # plans stay with tables
+        return set(main_kernels(GPUS[90]))
+
+    make_denominator = cuda_configurations._denominator.__wrapped__
+    usual, others = kernels(), set()
+    for name, (attribute, value) in gpu_report.VARIANTS.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(cuda_plan, attribute, value)
+            own = kernels() - usual
+        assert own or attribute in ("SPREAD", "METADATA_ON_CHIP"), (
+            name
+        )  # which change data, or smaller graphs
+        others |= own
+    spilled = [entry for entry in cuda_compile.compile_kernels(others, 90) if entry.spill_bytes]
+    assert not spilled, cuda_compile.table(spilled)

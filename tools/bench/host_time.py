@@ -1,6 +1,6 @@
 """How long the host works for a call on a device: the real CuPy over a driver that checks launches and does nothing.
 
-    python -m tools.bench.host_time [--calls N]
+    python -m tools.bench.host_time [--calls N] [--clusters N]
 
 Milliseconds of the calling thread: the least and the median of N calls, then launches, and functions of Python, of one. The
 arrays are CuPy's. What torch adds, its autograd and its pool, only a GPU can tell. "unseen" are numerators that come to a
@@ -40,9 +40,9 @@ Call = Callable[[], Any]
 
 
 @contextmanager
-def empty_driver() -> Iterator[Any]:
-    """CuPy on an H200 that does nothing."""
-    index = libcuda.device_with(H200, {})
+def empty_driver(clusters: int) -> Iterator[Any]:
+    """CuPy on an H200 that does nothing, and says that so many clusters of 4 blocks run at once."""
+    index = libcuda.device_with(H200, {4: clusters})
     import cupy
 
     settings = libcuda.settings()
@@ -145,6 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--calls", type=int, default=300)
+    parser.add_argument("--clusters", type=int, default=33, help="of 4 blocks, that run at once")
     options = parser.parse_args(arguments)
     few = torch.zeros(4)
 
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for _ in range(100):
             few.add(1.0)
 
-    with empty_driver() as cupy:
+    with empty_driver(options.clusters) as cupy:
         for name, call in cases(cupy).items():
             taken, (launches, entered) = milliseconds(call, options.calls), work(call)
             tell(name, taken, f"{launches} launches, {entered} functions")

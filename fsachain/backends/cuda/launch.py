@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from itertools import accumulate, product
+from itertools import product
 from threading import Lock
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -58,6 +58,7 @@ from fsachain.backends.cuda.plan import (
     LaidOut,
     Plan,
     PlannedTables,
+    clusters_of,
     form_of,
     growth_of,
     in_memory,
@@ -68,7 +69,6 @@ from fsachain.backends.cuda.plan import (
     own_on_chip,
     plan_shared,
     shared_bytes,
-    turns_of,
     window_of,
 )
 from fsachain.batch import TableBatch
@@ -242,8 +242,8 @@ class Run:
     """The launches for a kind of number and a sub-batch.
 
     frames: of a window. num_frames: of the longest sequence. least_total: see `plan.least_plain_total`; 0 for other kinds.
-    fields, lanes_there: `groups` on the device. counters: a uint32 for each group. turns: of each launch of both passes how
-    many, and their address; 0 where a launch has all groups.
+    fields, lanes_there: `groups` on the device. counters: a uint32 for each group. clusters, span: see `clusters_of`; the
+    latter is 0 where each group has a cluster.
     """
 
     call: Call
@@ -255,15 +255,15 @@ class Run:
     fields: int
     lanes_there: int
     counters: int
-    turns: list[tuple[int, int]]
+    clusters: int
+    span: int
 
     def __post_init__(self) -> None:
         prepared, call = self.prepared, self.call
         self.kind, self.plan = prepared.kind, prepared.part.tables.plan
         self._of_lanes = self.lanes_there, self.lanes_there + 4 * self.groups.num_lanes, call.kinds.pointer
         self._begins = range(0, max(self.num_frames, 1), self.frames)  # one where no sequence has a frame
-        work = (0, 0) if self.plan.on_chip else (call.scratch.work, self.counters)
-        self._sharing = *work, prepared.blocks
+        self._sharing = call.scratch.work, self.counters, prepared.blocks, self.span, prepared.num_groups
 
     def run(self) -> None:
         """log Z of the sequences of this kind, and their occupancies where they are asked for.
@@ -289,7 +289,7 @@ class Run:
         if last:
             kept += [self._state(), self._state()]
             betas = [memory.pointer for memory in kept[-2:]]
-        at_begin = room.state if len(self.turns) > 1 else 0  # for turns: `finish` has read the alphas there
+        at_begin = room.state if self.span else 0  # `finish` has read the alphas there
         for number in range(last, -1, -1):
             begin = self._begins[number]
             if number < last:
@@ -328,8 +328,7 @@ class Run:
             *(room.probs, history, before, after, room.exponents, *self._sharing),
         ]
         tail = begin, self._end(begin), self.call.log_leak, np.float32(self.least_total)
-        for count, turns in self.turns:
-            self._pass(self.prepared.kernels.forward, count, [*arguments, turns, *tail])
+        self._pass(self.prepared.kernels.forward, [*arguments, *tail])
 
     def _backward(self, begin: int, after: int, before: int) -> None:
         room, tables = self.call.scratch, self.prepared.tables
@@ -338,12 +337,11 @@ class Run:
             *(*self._of_lanes, room.probs, room.history, after, before, *self._sharing),
         ]
         tail = begin, self._end(begin), self.call.log_leak
-        for count, turns in reversed(self.turns):
-            self._pass(self.prepared.kernels.backward, count, [*arguments, turns, *tail])
+        self._pass(self.prepared.kernels.backward, [*arguments, *tail])
 
-    def _pass(self, kernel: KernelSpec, groups: int, arguments: Sequence[Argument]) -> None:
+    def _pass(self, kernel: KernelSpec, arguments: Sequence[Argument]) -> None:
         prepared = self.prepared
-        blocks, threads = groups * prepared.blocks, self.plan.threads
+        blocks, threads = self.clusters * prepared.blocks, self.plan.threads
         self.call.device.launch(kernel, blocks, threads, prepared.shared_bytes, arguments)
 
     def _finish(self, state: int) -> None:
@@ -423,9 +421,6 @@ def run_all(
     arrays: list[npt.NDArray[Any]] = [starts, lengths]
     # With the frames of a window, and which array is the first.
     made: dict[Hashable, tuple[Groups, int, int]] = {}
-    # Of launches, in the kind in which sequences begin, since few need another one; and which array has them.
-    of_turns: list[int] = []
-    turns_at = 0
     plans: list[tuple[Prepared, tuple[Groups, int, int]]] = []
     for kind in kinds:
         for prepared in prepare(device, batch, kind, scores.dtype, out.dtype, leaky, laid_out):
@@ -440,11 +435,6 @@ def run_all(
                 made[key] = groups, frames, len(arrays)
                 arrays += [groups.in_windows(frames).fields, groups.lanes]
             plans.append((prepared, made[key]))
-            if kind == kinds[0] and 0 < prepared.at_once < prepared.num_groups and frames >= longest:
-                width = tables.plan.sequences(lanes)
-                turns, of_turns = turns_of(groups.lanes[1, ::width].astype(np.int64), prepared.at_once)
-                turns_at = len(arrays)
-                arrays.append(turns)
     uploaded = device.upload(arrays)
     num_counters = sum(prepared.num_groups for prepared, _ in plans)
     kinds_there, log_prob, ok, counters = device.pieces(
@@ -467,13 +457,13 @@ def run_all(
     )
     for prepared, (groups, frames, first) in plans:
         there = uploaded[first].pointer, uploaded[first + 1].pointer
-        launches = [(prepared.num_groups, 0)]
-        if len(of_turns) > 1 and prepared.kind == kinds[0]:
-            befores = accumulate(of_turns, initial=0)
-            launches = [
-                (n, uploaded[turns_at].pointer + 12 * k) for n, k in zip(of_turns, befores, strict=False)
-            ]
-        Run(call, prepared, groups, frames, longest, least_total or 0.0, *there, counter, launches).run()
+        clusters = prepared.num_groups, 0
+        # In the kind in which sequences begin, since few need another one.
+        if prepared.kind == kinds[0] and 0 < prepared.at_once < prepared.num_groups and frames >= longest:
+            clusters = clusters_of(
+                groups.lanes[1, :: prepared.part.tables.plan.sequences(prepared.lanes)], prepared.at_once
+            )
+        Run(call, prepared, groups, frames, longest, least_total or 0.0, *there, counter, *clusters).run()
         counter += 4 * prepared.num_groups
     return call
 

@@ -318,60 +318,30 @@ def own_on_chip(tables: Sequence[TransitionTable]) -> tuple[Plan, Division]:
     return Plan(True, 1, OWN_THREADS, True, 1, WARP), Division((1,) * len(tables), WARP, 32)
 
 
-# A launch, with the arcs that it copies to shared memory, takes as long as two frames. More turns take the host too long.
-TURN_FRAMES, MOST_TURNS, USUAL_FRAMES = 2, 8, 500
+USUAL_FRAMES = 500
 
 
-def turns_for(frames: Integers, at_once: int) -> tuple[float, int, int]:
-    """How groups of so many frames, the longest first, take the least time: that, in frames, turns of the longest, launches.
+def clusters_of(frames: Integers, at_once: int) -> tuple[int, int]:
+    """How many clusters, at most `at_once`, work on more groups of so many frames, the longest first, and frames of each.
 
-    at_once: how many groups run at the same time. With one turn for each the others wait for a whole group; where all take
-    several, no multiprocessor waits long.
+    The latter is McNaughton's (1959) least time in which groups may change places; see `Turns` of recursion.cuh.
     """
-    longest = max(int(frames[0]), 1)
-    waves = -(-len(frames) // at_once)
-    best = float(longest * waves), 1, 1
-    if waves > 1:
-        counts = np.arange(2, MOST_TURNS + 1)
-        each = -(-longest // counts)
-        parts = np.maximum(-(-frames[:, None] // each), 1).sum(axis=0)
-        launches = np.maximum(counts, -(-parts // at_once))
-        times = launches * (each + float(TURN_FRAMES))
-        least = int(times.argmin())
-        best = min(best, (float(times[least]), int(counts[least]), int(launches[least])))
-    return best
-
-
-def turns_of(frames: Integers, at_once: int) -> tuple[npt.NDArray[np.int32], list[int]]:
-    """The launches in which groups of so many frames take turns: group, first frame and end of each turn, [turns, 3].
-
-    And how many of them each launch has, no more than run at once; a group's turns are in order. One launch for all, and no
-    turns, where that takes the least time. After McNaughton (1959): turns, group after group, are dealt like cards over the
-    launches, so that none gets two of one group.
-    """
-    _, count, launches = turns_for(frames, at_once)
-    if count == 1:
-        return np.zeros((0, 3), np.int32), [len(frames)]
-    each = -(-max(int(frames[0]), 1) // count)
-    parts = np.maximum(-(-frames // each), 1)
-    group, launch = np.arange(len(frames)).repeat(parts), np.arange(parts.sum()) % launches
-    launch = launch[(group * launches + launch).argsort()]  # each group's in order
-    begin = (np.arange(len(group)) - (parts.cumsum() - parts)[group]) * each
-    order = launch.argsort(kind="stable")
-    turns = np.stack([group, begin, begin + each], axis=1)[order].astype(np.int32)
-    return turns, np.bincount(launch).tolist()
+    times = np.maximum(frames, 1)
+    total = int(times.sum())
+    span = max(int(times[0]), -(-total // at_once))
+    return -(-total // span), span
 
 
 def lanes_for(plan: Plan, size: int, at_once: Callable[[int], int]) -> int:
     """Sequences of a thread for `size` of them: as many as make the time of all groups least.
 
-    at_once: how many groups of so many sequences a thread run at the same time; the others wait, see `turns_for`. By the
-    wavefronts of shared memory that arcs and rows take, a frame of 1, 2 and 4 sequences takes 6.5, 8 and 11 units.
+    at_once: how many groups of so many sequences a thread run at the same time; more take turns. By the wavefronts of shared
+    memory that arcs and rows take, a frame of 1, 2 and 4 sequences takes 6.5, 8 and 11 units.
     """
 
     def time(lanes: int) -> float:
         groups = -(-size // plan.sequences(lanes))
-        return turns_for(np.full(groups, USUAL_FRAMES), at_once(lanes))[0] * (5.0 + 1.5 * lanes)
+        return clusters_of(np.full(groups, USUAL_FRAMES), at_once(lanes))[1] * (5.0 + 1.5 * lanes)
 
     return min((lanes for lanes in (4, 2, 1) if lanes <= plan.max_lanes), key=time)
 
