@@ -321,7 +321,7 @@ def own_on_chip(tables: Sequence[TransitionTable]) -> tuple[Plan, Division]:
 USUAL_FRAMES = 500
 
 
-def clusters_of(frames: Integers, at_once: int) -> tuple[int, int]:
+def clusters_of(frames: npt.NDArray[Any], at_once: int) -> tuple[int, int]:
     """How many clusters, at most `at_once`, work on more groups of so many frames, the longest first, and frames of each.
 
     The latter is McNaughton's (1959) least time in which groups may change places; see `Turns` of recursion.cuh.
