@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from tolerances import (
     FBANK,
     FEW_FLOAT32_TERMS,
+    NOISE_DECIBELS,
     NORMALISED_MEAN,
     NORMALISED_VARIANCE,
     SPEED_HERTZ,
@@ -117,7 +118,35 @@ def test_volume_is_drawn_once_per_utterance_within_its_range():
     np.testing.assert_array_equal(perturbation.apply(samples, "u7"), perturbation.apply(samples, "u7"))
 
 
-@pytest.mark.parametrize("perturbation", [{"speed": 3.0}, {"volume": (0.0, 1.0)}, {"volume": (2.0, 1.0)}])
+def test_noise_has_the_ratio_that_is_drawn_and_a_colour_of_its_own():
+    samples, draws = (
+        noise(1.0, 8000),
+        [Perturbation(noise=(10.0, 20.0), seed=3), Perturbation(noise=(10.0, 20.0))],
+    )
+    ratios, slopes = [], []
+    for added in (draws[0].apply(samples, f"u{i}") - samples for i in range(50)):
+        ratios.append(10 * np.log10(np.mean(samples**2) / np.mean(added**2)))
+        power = np.abs(np.fft.rfft(added)) ** 2
+        octaves = [np.log2(power[low : 2 * low].mean()) for low in (125, 250, 500, 1000, 2000)]
+        slopes.append(np.polyfit(range(5), octaves, 1)[0] * 10 * np.log10(2))
+    assert 10 - NOISE_DECIBELS < min(ratios) < 12 and 18 < max(ratios) < 20 + NOISE_DECIBELS
+    assert -7 < min(slopes) < -4 and 4 < max(slopes) < 7
+    first, same, other = (one.apply(samples, "u7") for one in (*draws[:1] * 2, draws[1]))
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
+    assert draws[0].prefix == "noisy-" and len(draws[0].apply(samples[:0], "none")) == 0
+
+
+ILLEGAL = [
+    {"speed": 3.0},
+    {"volume": (0.0, 1.0)},
+    {"volume": (2.0, 1.0)},
+    {"noise": (5.0,)},
+    {"noise": (9.0, 5.0)},
+]
+
+
+@pytest.mark.parametrize("perturbation", ILLEGAL)
 def test_illegal_perturbation_is_refused(perturbation):
     with pytest.raises(ConfigError):
         Perturbation(**perturbation)

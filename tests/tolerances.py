@@ -64,6 +64,7 @@ NORMALISED_MEAN = 1e-5  # of float32 features, in standard deviations
 NORMALISED_VARIANCE = 1e-4
 SPEED_SAMPLES = 1  # the length of a resampled signal is rounded to samples
 SPEED_HERTZ = 2.0  # two bins of the spectrum of one second
+NOISE_DECIBELS = 0.01  # 8,000 sums of float32, each rounded to 2^-24 of 0.1
 SPEED_FRAMES = 1.5  # both lengths are rounded to frames
 DURATION_SECONDS = 1e-3  # durations are written with milliseconds at best
 RESAMPLED = 1e-6  # float32 samples of magnitude one, filtered in blocks against at once

@@ -300,15 +300,18 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class PerturbationConfig:
-    """Copies of the training recordings at other speeds and volumes.
+    """Copies of the training recordings at other speeds and volumes, and with noise.
 
     Attributes:
         speeds (factors): one copy for each; 1.0 is the original.
         volume (factors): the gain of each utterance is drawn between these two.
+        noise (dB): lowest and highest signal-to-noise ratio: there is another copy for each speed then, with noise whose
+            ratio and colour are drawn for each utterance; None: none.
     """
 
     speeds: tuple[float, ...] = (1.0,)
     volume: tuple[float, float] = (1.0, 1.0)
+    noise: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not self.speeds:
@@ -316,8 +319,9 @@ class PerturbationConfig:
         self.copies(0)
 
     def copies(self, seed: int) -> list[Perturbation]:
-        """One perturbation for each speed."""
-        return [Perturbation(speed, self.volume, seed) for speed in self.speeds]
+        """One perturbation for each speed, and one with noise if there is any."""
+        kinds = (None, self.noise) if self.noise else (None,)
+        return [Perturbation(speed, self.volume, seed, noise) for speed in self.speeds for noise in kinds]
 
 
 @dataclass(frozen=True)

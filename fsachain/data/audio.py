@@ -1,7 +1,7 @@
 """Recordings as arrays, read by soundfile: utterances of a corpus, and recordings of any length, block by block.
 
-Samples are float32 in [-1, 1). Utterances are cut out and changed in speed and volume; one at another rate than the
-features are configured for is an error. A `Recording`, which a model is used on, is resampled; memory holds one block.
+Samples are float32 in [-1, 1). Utterances are cut out, speed, volume and noise are changed; one at another rate than
+the features are configured for is an error. A `Recording`, which a model is used on, is resampled; memory holds one block.
 """
 
 from __future__ import annotations
@@ -40,31 +40,42 @@ class Perturbation:
         speed: playing speed; 0.9 is slower, longer and lower in pitch (Ko et al., Interspeech 2015). Up to
             two decimals.
         volume: the gain is drawn once per utterance, uniformly on a log scale, between these two.
-        seed: seed of that draw; the draw also depends on the utterance id and the speed, and on nothing else.
+        seed: seed of what is drawn; it also depends on the utterance id, the speed and whether there is noise, and on
+            nothing else.
+        noise: the signal-to-noise ratio of an utterance is drawn between these two, in dB, uniformly; None: none is
+            added. See `add_noise`.
     """
 
     speed: float = 1.0
     volume: tuple[float, float] = (1.0, 1.0)
     seed: int = 0
+    noise: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.speed <= 2.0:
             raise ConfigError(f"speed is {self.speed}; expected 0.5 to 2.0")
         if len(self.volume) != 2 or not 0.0 < self.volume[0] <= self.volume[1]:
             raise ConfigError(f"volume is {self.volume}; expected a positive lowest and highest gain")
+        if self.noise is not None and not (len(self.noise) == 2 and self.noise[0] <= self.noise[1]):
+            raise ConfigError(
+                f"noise is {self.noise}; expected a lowest and a highest ratio in dB, or neither"
+            )
 
     @property
     def prefix(self) -> str:
-        """What the ids of perturbed copies begin with: '' or, for instance, 'sp0.9-'."""
-        return "" if self.speed == 1.0 else f"sp{self.speed:g}-"
+        """What the ids of perturbed copies begin with: '' or, for instance, 'sp0.9-' or 'sp0.9-noisy-'."""
+        return ("" if self.speed == 1.0 else f"sp{self.speed:g}-") + ("noisy-" if self.noise else "")
 
     def apply(self, samples: NDArray[np.float32], utterance_id: str) -> NDArray[np.float32]:
-        """Change speed and volume of the samples [L] of one utterance; L becomes ceil(L / speed)."""
+        """Change speed, noise and volume of the samples [L] of one utterance; L becomes ceil(L / speed)."""
         samples = change_speed(samples, self.speed)
         low, high = self.volume
-        if low == high == 1.0:
+        if low == high == 1.0 and not self.noise:
             return samples
-        draw = seeded_generator(self.seed, self.prefix + utterance_id).uniform(np.log(low), np.log(high))
+        generator = seeded_generator(self.seed, self.prefix + utterance_id)
+        draw = generator.uniform(np.log(low), np.log(high))
+        if self.noise and len(samples):
+            samples = add_noise(samples, float(generator.uniform(*self.noise)), generator)
         return samples * np.float32(np.exp(draw))
 
 
@@ -85,6 +96,22 @@ def change_speed(samples: NDArray[np.float32], speed: float) -> NDArray[np.float
     from scipy.signal import resample_poly  # costs 0.3 s to import and few callers need it
 
     return resample_poly(samples, ratio.denominator, ratio.numerator).astype(np.float32)
+
+
+def add_noise(
+    samples: NDArray[np.float32], ratio: float, generator: np.random.Generator
+) -> NDArray[np.float32]:
+    """Samples [L] with Gaussian noise, whose power is `ratio` dB below theirs, as float32 [L].
+
+    Its spectrum is a straight line in dB over the logarithm of frequency; the slope is drawn between -6 dB an octave,
+    as of wind or traffic, and 6, as of hiss.
+    """
+    spectrum = np.fft.rfft(generator.standard_normal(len(samples)))
+    bins = np.maximum(1, np.arange(len(spectrum)))
+    noise = np.fft.irfft(spectrum * bins ** generator.uniform(-1.0, 1.0), len(samples))
+    power = np.mean(np.square(noise)) or 1.0
+    scale = np.sqrt(np.mean(np.square(samples, dtype=np.float64)) / power) * 10 ** (-ratio / 20)
+    return (samples + scale * noise).astype(np.float32)
 
 
 def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:

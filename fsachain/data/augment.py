@@ -1,7 +1,7 @@
 """Changes made to features while training: SpecAugment and frame shifts.
 
 Every draw depends on (seed, epoch, utterance id) alone, so that a resumed run, another batch order or another
-number of workers sees the same features. Speed and volume are changed on the audio:
+number of workers sees the same features. Speed, volume and noise are changes of the audio:
 `fsachain.data.audio.Perturbation`.
 """
 

@@ -212,7 +212,7 @@ def utterance_features(
         return compute_features(perturbation.apply(samples, utterance.id), config)
     if perturbation != Perturbation(seed=perturbation.seed):
         raise DataError(
-            f"utterance {utterance.id!r} comes as features; speed and volume can only be changed on audio"
+            f"utterance {utterance.id!r} comes as features; speed, volume and noise can only be changed on audio"
         )
     try:
         matrix = _stored_matrix(utterance)

@@ -356,7 +356,7 @@ class Corpus:
     Attributes:
         utterances: those that can be used, as far as that is known.
         frames: int32 [copies, utterances], from `fsachain.data.features.frame_counts`.
-        copies: changes of speed and volume; an epoch draws one for each utterance.
+        copies: changes of speed, volume and noise; an epoch draws one for each utterance.
         stored: the numerator of an utterance; None where workers compile it.
         shard_of: see `EpochOrder`; None: utterances from everywhere are mixed.
         shards_at_once: see `EpochOrder`.
