@@ -14,7 +14,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ import torch
 from fsachain import Fsa, TableBatch, best_path, compile_table, forward_backward
 from fsachain.backends import arrays
 from fsachain.backends.cuda import device as cuda_device
+from fsachain.backends.cuda import launch as cuda_launch
 from fsachain.backends.cuda.device import KernelSpec
 from fsachain.backends.dispatch import bind
 from fsachain.backends.reference import sums as reference
@@ -63,11 +64,15 @@ Checks = Callable[[torch.device], Iterator[Check]]
 
 @dataclass(frozen=True)
 class Family:
-    """Checks, limits that the device pretends to have, and texts and macros with which kernels must have been launched."""
+    """Checks, limits that the device pretends to have, and texts and macros with which kernels must have been launched.
+
+    at_once: how many clusters the device says that it runs at the same time, each for one sequence; 0: what it does.
+    """
 
     checks: Checks
     limits: dict[str, int] = field(default_factory=dict)
     launched: tuple[tuple[str, dict[str, int]], ...] = ()
+    at_once: int = 0
 
 
 def compare(name: str, ours: Any, exact: Any, allowed: float | npt.NDArray[Any]) -> Check:
@@ -294,6 +299,7 @@ def _cluster(size: int, states: int, arcs: int, shared_bytes: int, **wanted: int
 FAMILIES: dict[str, Family] = {
     "cluster of 1": _cluster(1, 80, 600, 26_000),
     "cluster of 2": _cluster(2, 80, 600, 9500),
+    "cluster in turns": replace(_cluster(2, 80, 600, 9500, LANES=1), at_once=2),
     "cluster of 4": _cluster(4, 100, 3000, 16_000),
     "cluster of 8": _cluster(8, 100, 3000, 9500),
     "cluster with its metadata": _cluster(4, 40, 1500, 12_000, METADATA_ON_CHIP=1),
@@ -329,16 +335,26 @@ FAMILIES: dict[str, Family] = {
 
 
 @contextmanager
-def device_of(limits: dict[str, int], on_host: bool) -> Iterator[tuple[torch.device, list[KernelSpec]]]:
-    """A device with these limits, and the kernels that it is given while the context lasts."""
+def device_of(family: Family, on_host: bool) -> Iterator[tuple[torch.device, list[KernelSpec]]]:
+    """A device as the family wants it, and the kernels that it is given while the context lasts."""
     kernels: list[KernelSpec] = []
-    if on_host:
-        from tools.cuda_on_host.pretend import pretended
+    with ExitStack() as stack:
+        if family.at_once:
+            stack.enter_context(patch.object(cuda_device.CupyDevice, "at_once", lambda *_: family.at_once))
+            stack.enter_context(patch.object(cuda_launch, "lanes_for", lambda *_: 1))
+        if on_host:
+            from tools.cuda_on_host.pretend import pretended
 
-        with pretended(**limits) as device:
+            device = stack.enter_context(pretended(**family.limits))
             yield torch.device("cpu"), kernels
             kernels += [launch.kernel for launch in device.launches]
-        return
+            return
+        _note_launches(stack, family.limits, kernels)
+        yield torch.device("cuda"), kernels
+        torch.cuda.synchronize()
+
+
+def _note_launches(stack: ExitStack, limits: dict[str, int], kernels: list[KernelSpec]) -> None:
     real, launch = cuda_device._limits, cuda_device.CupyDevice.launch
 
     def noted(self: Any, kernel: KernelSpec, *arguments: Any) -> None:
@@ -346,18 +362,15 @@ def device_of(limits: dict[str, int], on_host: bool) -> Iterator[tuple[torch.dev
         launch(self, kernel, *arguments)
 
     cuda_device._function.cache_clear()  # which knows how much shared memory there is
-    with (
-        patch.object(cuda_device, "_limits", lambda index: real(index)._replace(**limits)),
-        patch.object(cuda_device.CupyDevice, "launch", noted),
-    ):
-        yield torch.device("cuda"), kernels
-        torch.cuda.synchronize()
+    limited = patch.object(cuda_device, "_limits", lambda index: real(index)._replace(**limits))
+    stack.enter_context(limited)
+    stack.enter_context(patch.object(cuda_device.CupyDevice, "launch", noted))
 
 
 def run(name: str, on_host: bool) -> bool:
     """Whether all checks of a family hold; each is told as soon as it is known."""
     family, all_hold = FAMILIES[name], True
-    with device_of(family.limits, on_host) as (device, kernels):
+    with device_of(family, on_host) as (device, kernels):
         for check in family.checks(device):
             all_hold &= check.ratio <= 1.0
             tell(f"{name}: {check.name}", check.ratio <= 1.0, f"{check.ratio:.2g} of what is allowed")

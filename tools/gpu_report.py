@@ -47,7 +47,7 @@ VARIANTS = (
 )
 # Families of tools.gpu_driver, as they share a process under a sanitizer.
 FAMILIES = (
-    ("cluster of 1", "cluster of 2", "cluster of 4"),
+    ("cluster of 1", "cluster of 2", "cluster in turns", "cluster of 4"),
     ("cluster of 8", "cluster with its metadata", "cluster with twins", "teams in memory", "numerators"),
     ("paths", "paths in memory", "penalties", "scaled rows", "CTC", "pairs"),
     ("regular", "constrained", "HAT", "TDT", "multi-blank", "grid in memory"),
