@@ -34,7 +34,7 @@ def values(tmp_path_factory):
 @needs_host_compiler
 def test_a_call_launches_and_computes_as_little_as_is_known_to_do():
     """Launches, and functions of Python that are entered: they, not a clock of a busy machine, say what the host does."""
-    with host_time.empty_driver() as cupy:
+    with host_time.empty_driver(33) as cupy:
         for name, call in host_time.cases(cupy).items():
             for _ in range(2):
                 call()
