@@ -40,6 +40,7 @@ _NAMES = {  # by module
     "graph.grammar": "estimate_arpa grammar_from_arpa ngram_acceptor word_loop",
     "graph.lexicon": "Lexicon lm_phones",
     "graph.numerator": "Numerator build_numerator",
+    "graph.open_vocabulary": "spelling_model words_and_pieces",
     "graph.patterns": (
         "OneOf build_pattern_numerator numerator_of_words optional parse_pattern phone_model_of_words"
     ),

@@ -151,6 +151,8 @@ from fsachain.graph.numerator import (
 from fsachain.graph.numerator import (
     build_numerator as build_numerator,
 )
+from fsachain.graph.open_vocabulary import spelling_model as spelling_model
+from fsachain.graph.open_vocabulary import words_and_pieces as words_and_pieces
 from fsachain.graph.patterns import (
     OneOf as OneOf,
 )

@@ -239,10 +239,10 @@ def main() -> None:
         lm_weights=(0.3, 0.5, 0.7, 0.9, 1.1),
         word_insertion_penalties=(0.0, 0.5, 1.0),
     ).best
-    print(f"dev   {best.counts}, LM weight {best.lm_weight:g}, penalty {best.word_insertion_penalty:g}")
+    print(f"dev   {best}")
     found = decode(
         outputs_of(network, normalise(plain["test"], cmvn)),
-        graph(best.lm_weight, best.word_insertion_penalty),
+        graph(*best.weights[:2]),
         lexicon.words,
         num_workers=options.workers,
     )

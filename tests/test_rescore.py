@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fsachain import ContextTree, Lexicon, Topology
 from fsachain.decode.decoder import Decoder, DecoderConfig
 from fsachain.decode.rescore import Rescorer, best_word_sequences
-from fsachain.graph.decoding import build_decoding_graph
+from fsachain.graph.decoding import Weights, build_decoding_graph
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
 from tests import tolerances
 
@@ -149,7 +149,7 @@ def make_rescorer(lexicon, tree, old, new, seeds):
         name: best_word_sequences(decoder.lattice(scores), lexicon.words, 10_000)
         for name, scores in outputs.items()
     }
-    return Rescorer(lists, lexicon, NgramScores(old), 0.8, 0.3, NgramScores(new)), outputs
+    return Rescorer(lists, lexicon, NgramScores(old), Weights(0.8, 0.3), NgramScores(new)), outputs
 
 
 def test_rescoring_all_sequences_finds_what_a_search_with_the_second_model_finds(lexicon, tree, tmp_path):

@@ -42,12 +42,7 @@ def record(path, rate=RATE, channels=1, seconds=SECONDS):
 
 @pytest.mark.parametrize("form", ["kaldi", "openfst"])
 def test_decode_keeps_lattices_whose_best_words_are_those_that_are_scored(fsachain, model, tmp_path, form):
-    data, out = tmp_path / "said", tmp_path / "out"
-    data.mkdir()
-    record(data / "a.wav")
-    (data / "wav.scp").write_text("a a.wav\n")
-    (data / "text").write_text("a nobody knows nobody\n")
-    (data / "utt2spk").write_text("a a\n")
+    data, out = said_by_noise(tmp_path / "said"), tmp_path / "out"
     status, told, errors = fsachain("decode", model, data, out, "--lattices", form)
     assert status == 0, errors
     assert "transcripts: 3 of 3 words (100.0 %), 2 different ones, are not in the language model" in told
@@ -65,6 +60,36 @@ def test_decode_keeps_lattices_whose_best_words_are_those_that_are_scored(fsacha
     assert name == "a"
     best = Transducer.from_openfst(pytest.importorskip("pywrapfst").shortestpath(graph).topsort())
     assert words == [names[word] for word in best.olabel[np.argsort(best.src)] if word]
+
+
+def said_by_noise(folder):
+    folder.mkdir()
+    record(folder / "a.wav")
+    (folder / "wav.scp").write_text("a a.wav\n")
+    (folder / "text").write_text("a nobody knows nobody\n")
+    (folder / "utt2spk").write_text("a a\n")
+    return folder
+
+
+def test_rescoring_the_lattices_of_decode_is_rescoring_a_search(fsachain, model, tmp_path):
+    data, arpa = said_by_noise(tmp_path / "said"), tmp_path / "words.arpa"
+    arpa.write_text("\\data\\\nngram 1=4\n\n\\1-grams:\n-0.7 </s>\n-99 <s>\n-0.4 yes\n-0.5 no\n\n\\end\\\n")
+    decoded = tmp_path / "decoded"
+    search = ("--open-vocabulary", "--workers", 1)
+    told = fsachain.ok("decode", model, data, decoded, "--dev", data, "--lattices", "kaldi", *search).out
+    assert "have to be spelt" in told and "of 3 unknown words found" in told
+    weights = json.loads((decoded / "weights.json").read_text())
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in weights.items()]
+    command = ("rescore", model, data, arpa)
+    fsachain.ok(*command, tmp_path / "anew", "--dev", data, *search, *given)
+    fsachain.ok(*command, tmp_path / "kept", "--dev", data, *search, "--lattices", decoded)
+    for name in ("hyp.txt", "tuning.txt"):
+        assert (tmp_path / "kept" / name).read_text() == (tmp_path / "anew" / name).read_text()
+    heard = fsachain("transcribe", model, data / "a.wav", "--format", "text", *search[:1], *given)[1].split()
+    assert heard == (decoded / "hyp.txt").read_text().split()
+    (decoded / "weights.json").unlink()
+    failed = fsachain(*command, tmp_path / "kept", "--dev", data, "--lattices", decoded)
+    assert failed.status == 1 and "no weights.json" in failed.err
 
 
 def words_of(line):

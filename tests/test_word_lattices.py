@@ -16,8 +16,9 @@ from fsachain.decode.decoder import Decoder, DecoderConfig, lattices
 from fsachain.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
 from fsachain.decode.tune import tune
 from fsachain.errors import ConfigError, DataError
-from fsachain.graph.decoding import DecodingGraph
+from fsachain.graph.decoding import DecodingGraph, Weights
 from fsachain.graph.grammar import grammar_from_arpa
+from fsachain.graph.open_vocabulary import WordIds
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import read_lattice
 from fsachain.stream import open_file
@@ -118,7 +119,9 @@ def lattice_of(arcs, num_states, lm_weight=1.0):
     costs = [heard.astype(np.float32), np.zeros(len(src), np.float32), final, np.where(final == 0, 0, np.inf)]
     costs[0] += np.float32(lm_weight) * language.astype(np.float32)
     ends = np.zeros(num_states, np.float32)
-    return WordLattice(num_states, 0, *ints, *costs, language.astype(np.float32), ends, lm_weight, 0.0)
+    return WordLattice(
+        num_states, 0, *ints, *costs, language.astype(np.float32), ends, Weights(lm_weight), WordIds()
+    )
 
 
 @given(
@@ -184,7 +187,7 @@ def test_tuning_finds_the_only_weight_without_errors_and_the_middle_of_a_plateau
     above = alternatives((RIGHT, 0.0, 2.0), (WRONG, 8.2, 0.0))  # right below 4.1
     result = tuned({"a": below, "b": above}, lm_weights=(1, 2, 3, 4, 5), word_insertion_penalties=(0.0,))
     assert [point.counts.errors for point in result.points] == [1, 0, 0, 0, 1]
-    assert result.best.lm_weight == 3
+    assert result.best.weights.lm_weight == 3
     assert result.to_text().count("*") == 1
 
 
@@ -192,20 +195,28 @@ def test_a_best_weight_or_penalty_at_an_edge_extends_the_grid_until_it_stands_in
     # Each utterance is right from a weight of its own on.
     high = {str(t): alternatives((RIGHT, 0.8 * t, 0.0), (WRONG, 0.0, 0.8)) for t in (0.7, 1.2, 1.7, 2.2)}
     result = tuned(high, lm_weights=(0.5, 1.0), word_insertion_penalties=(0.0,))
-    assert [point.lm_weight for point in result.points] == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
-    assert (result.best.lm_weight, result.best.counts.errors) == (3.0, 0)
+    assert [point.weights.lm_weight for point in result.points] == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5]
+    assert (result.best.weights.lm_weight, result.best.counts.errors) == (3.0, 0)
     # And up to a weight of its own: weights are halved before they reach 0.
     low = {str(t): alternatives((RIGHT, 0.0, 2.0), (WRONG, 2.0 * t, 0.0)) for t in (0.7, 0.3, 0.15)}
     result = tuned(low, lm_weights=(0.5, 1.0), word_insertion_penalties=(0.0,))
-    assert [point.lm_weight for point in result.points] == [0.03125, 0.0625, 0.125, 0.25, 0.5, 1.0]
-    assert (result.best.lm_weight, result.best.counts.errors) == (0.0625, 0)
+    assert [point.weights.lm_weight for point in result.points] == [0.03125, 0.0625, 0.125, 0.25, 0.5, 1.0]
+    assert (result.best.weights.lm_weight, result.best.counts.errors) == (0.0625, 0)
     # And from a penalty on under which one word is cheaper than two.
     arcs = [(0, 1, RIGHT, 0.0, 0.0), (1, 2, WRONG, 0.0, 0.0)]
     twice = {str(t): lattice_of([(0, 2, RIGHT, t, 0.0), *arcs], 3) for t in (0.5, 1.5, 2.5)}
     result = tuned(twice, lm_weights=(1.0,), word_insertion_penalties=(-1.0, 0.0, 1.0))
-    assert {point.lm_weight for point in result.points} == {1.0}, "a single weight is not extended"
-    assert [point.word_insertion_penalty for point in result.points] == [-1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
-    assert (result.best.word_insertion_penalty, result.best.counts.errors) == (4.0, 0)
+    assert {point.weights.lm_weight for point in result.points} == {1.0}, "a single weight is not extended"
+    assert [point.weights.word_insertion_penalty for point in result.points] == [
+        -1.0,
+        0.0,
+        1.0,
+        2.0,
+        3.0,
+        4.0,
+        5.0,
+    ]
+    assert (result.best.weights.word_insertion_penalty, result.best.counts.errors) == (4.0, 0)
 
 
 def test_a_grid_is_not_extended_for_ever_and_lost_utterances_count():
@@ -282,7 +293,7 @@ def test_openfst_reads_the_lattices_with_their_costs_added_up(searched, tmp_path
         columns = (lattice.src, lattice.dst, lattice.transition, lattice.word)
         assert [row[:4] for row in rows] == list(zip(*(column.tolist() for column in columns), strict=True))
         np.testing.assert_allclose([row[4] for row in rows], lattice.cost, rtol=1e-5, atol=1e-4)
-        best = best_words([lattice], [(lattice.lm_weight, lattice.word_insertion_penalty)])[0][0]
+        best = best_words([lattice], [lattice.weights])[0][0]
         shortest_path = pywrapfst.shortestpath(found[name]).topsort()
         words = [
             arc.olabel for state in shortest_path.states() for arc in shortest_path.arcs(state) if arc.olabel

@@ -399,12 +399,16 @@ class DecodingConfig:
         ngram_order (words): of the word language model of the training text; 0 is a loop over all words, equally likely.
         lm_weights (factors): factors on the grammar's costs that are tried on the development set.
         word_insertion_penalties (nats): costs per word that are tried.
+        open_vocabulary: whether words that the grammar lacks are spelt by an n-gram of the lexicon's phones.
+        unknown_word_penalties (nats): costs per such word that are tried.
         search: beams of the decoder.
     """
 
     ngram_order: int = 0
     lm_weights: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
     word_insertion_penalties: tuple[float, ...] = (-0.5, 0.0, 0.5)
+    open_vocabulary: bool = False
+    unknown_word_penalties: tuple[float, ...] = (0.0, 2.0, 4.0)
     search: DecoderConfig = field(default_factory=DecoderConfig)
 
 

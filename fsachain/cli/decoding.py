@@ -19,9 +19,11 @@ from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_op
 from fsachain.cli.options import (
     DATA,
     FILE,
+    FOLDER,
     OUT,
     command,
     fresh,
+    make_folder,
     option,
     phones_per_loop_option,
     search_options,
@@ -34,45 +36,59 @@ from fsachain.decode.ctm import CtmEntry, write_ctm
 from fsachain.decode.decoder import decode as decode_outputs
 from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
-from fsachain.decode.lattices import write_kaldi_lattices, write_openfst_lattices
+from fsachain.decode.lattices import best_words, write_kaldi_lattices, write_openfst_lattices
 from fsachain.decode.rescore import Rescorer, best_word_sequences
 from fsachain.decode.suspicious import doubts
 from fsachain.decode.transcribe import timed_words
 from fsachain.decode.tune import TuningResult, tune
-from fsachain.decode.wer import WerReport, score, write_text
+from fsachain.decode.wer import EPSILON, WerReport, read_text, score, write_text
 from fsachain.errors import ConfigError, DataError, counted
+from fsachain.files import parse_json
 from fsachain.files import write_text as write_file
 from fsachain.fsa import Fsa
-from fsachain.graph.decoding import DecodingGraph
+from fsachain.graph.decoding import DecodingGraph, Weights
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.grammar import NgramScores, grammar_from_arpa, word_loop
+from fsachain.graph.open_vocabulary import open_grammar, spelling_model, spelt_out, words_and_pieces
 from fsachain.graph.patterns import Pattern, build_pattern_numerator, optional
-from fsachain.kaldi.archive import read_value
+from fsachain.kaldi.archive import read_table, read_value
+from fsachain.kaldi.lattice import Lattice, read_lattice
 from fsachain.kaldi.symbols import grammar_over, read_symbols
 from fsachain.openfst import Transducer, read_fst
 from fsachain.progress import counter
 
 Outputs = Mapping[str, NDArray[np.float32]]
-Weights = tuple[float, float]  # LM weight, word insertion penalty
 KEYWORD_BATCH = 32
 TUNED = ("tuning.txt", "tuning.json")
 SCORED = ("hyp.txt", "wer.txt", "wer.json")
-KEPT = ("words.txt", "words.ctm")
+WEIGHTS = "weights.json"
+KEPT = ("words.txt", "words.ctm", WEIGHTS)
+DEV = "dev"  # folder, in that of a decoding
+MOST_SEARCHES = 3  # of a development set
 LATTICES = {"kaldi": (write_kaldi_lattices, "ark"), "openfst": (write_openfst_lattices, "far")}
 MOST_UNKNOWN = 10  # words that are told
 NATS = click.FloatRange(min=0)
 
 
 class DecodingGraphs:
-    """Decoding graphs of one lexicon and grammar for any LM weight and word insertion penalty.
+    """Decoding graphs of one lexicon and grammar for any weights.
 
     The grammar is an ARPA model, or an FST such as Kaldi's G.fst with the words.txt of its labels; without either it is a
-    loop over the lexicon's spoken words. `grammar` is a pywrapfst FST over word ids.
+    loop over the lexicon's spoken words. `grammar` is a pywrapfst FST over word ids, `words` are the names of the graphs'
+    output labels.
     """
 
-    def __init__(self, lang: Lang, arpa: Path | None, grammar: tuple[Path, Path] | None = None) -> None:
+    def __init__(
+        self,
+        lang: Lang,
+        arpa: Path | None,
+        grammar: tuple[Path, Path] | None = None,
+        open_vocabulary: bool = False,
+    ) -> None:
         self.lang = lang
         lexicon = lang.lexicon
+        self.spelling = spelling_model(lexicon) if open_vocabulary else None
+        self.words = words_and_pieces(lexicon) if open_vocabulary else tuple(lexicon.words)
         if arpa is not None and grammar is not None:
             raise ConfigError(f"arpa = {arpa} and grammar = {grammar[0]}: expected one language model")
         if grammar is not None:
@@ -85,32 +101,53 @@ class DecodingGraphs:
             self.grammar = word_loop(lang.spoken_words, lexicon)
 
     @classmethod
-    def of(
-        cls, lang: Lang, lm_weight: float, word_insertion_penalty: float, **grammar: Any
-    ) -> tuple[DecodingGraphs, Weights]:
+    def of(cls, lang: Lang, **search: Any) -> tuple[DecodingGraphs, Weights]:
         """From `search_options`."""
-        return cls(lang, **grammar), (lm_weight, word_insertion_penalty)
+        weights = Weights(*(search.pop(name) for name in Weights._fields))
+        return cls(lang, **search), weights
 
-    def tell_unknown(self, data: DataDir, what: str) -> None:
-        """A line about the words of transcripts that no search of these graphs can find, if there are any."""
+    def unknown(self, data: DataDir) -> Counter[str]:
+        """The words of transcripts that the language model lacks."""
         ids = np.unique(Transducer.from_openfst(self.grammar).ilabel)
         known = {self.lang.lexicon.words[number - 1] for number in ids.tolist() if number}
-        said = Counter(word for utterance in data for word in utterance.words)
-        unknown = Counter({word: count for word, count in said.items() if word not in known})
+        return Counter(word for utterance in data for word in utterance.words if word not in known)
+
+    def tell_unknown(self, data: DataDir, what: str) -> None:
+        """A line about these words, if there are any."""
+        unknown, said = self.unknown(data), sum(len(utterance.words) for utterance in data)
         if unknown:
-            share = f"{unknown.total()} of {counted(said.total(), 'word')} ({100 * unknown.total() / said.total():.1f} %)"
+            share = f"{unknown.total()} of {counted(said, 'word')} ({100 * unknown.total() / said:.1f} %)"
             most = ", ".join(f"{word} {count}" for word, count in unknown.most_common(MOST_UNKNOWN))
+            fate = "have to be spelt" if self.spelling else "cannot be found"
             click.echo(
-                f"{what}: {share}, {len(unknown)} different ones, are not in the language model and cannot be found; "
+                f"{what}: {share}, {len(unknown)} different ones, are not in the language model and {fate}; "
                 f"most often: {most}"
             )
 
-    def build(self, lm_weight: float, penalty: float) -> DecodingGraph:
+    def tell_found(self, data: DataDir, report: WerReport) -> None:
+        """A line about how many of these words were spelt right."""
+        unknown = self.unknown(data)
+        pairs = [pair for utterance in report.utterances for pair in utterance.alignment]
+        right = sum(said == heard for said, heard in pairs if said in unknown)
+        known = {word for word in self.words if isinstance(word, str)}
+        spelt = sum(heard not in known and heard != EPSILON for _, heard in pairs)
+        click.echo(
+            f"{right} of {counted(unknown.total(), 'unknown word')} found; {counted(spelt, 'word')} were spelt that the "
+            "lexicon lacks"
+        )
+
+    def build(self, weights: Weights) -> DecodingGraph:
         lexicon, tree = self.lang.lexicon, self.lang.tree
         with counter("decoding graph"):
             return DecodingGraph.build(
-                lexicon, tree, self.grammar, lm_weight=lm_weight, word_insertion_penalty=penalty
+                lexicon, tree, self.grammar, **weights._asdict(), spelling=self.spelling
             )
+
+    def scores(self, grammar: Any) -> NgramScores:
+        """Of word sequences under `grammar`, which spells as these graphs do."""
+        if self.spelling is not None:
+            grammar = open_grammar(grammar, self.lang.lexicon, self.spelling)
+        return NgramScores(grammar)
 
 
 def network_outputs(model: AcousticModel, data: DataDir, resources: Resources) -> tuple[DataDir, Outputs]:
@@ -163,39 +200,56 @@ def decode(
     graphs, weights = DecodingGraphs.of(lang, **search)
     fresh(out, *TUNED, *SCORED)
     if dev is not None:
-        best = tune_data(model, graphs, dev, out, resources).best
-        weights = best.lm_weight, best.word_insertion_penalty
-        click.echo(f"LM weight {weights[0]:g}, word insertion penalty {weights[1]:g}: dev {best.counts}")
+        best = tune_data(model, graphs, dev, out, resources, keep=lattices is not None).best
+        weights = best.weights
+        click.echo(f"dev {best}")
     click.echo(f"{decode_data(model, graphs, data, out, weights, resources, lattices).total} -> {out}")
 
 
 def tune_data(
-    model: AcousticModel, graphs: DecodingGraphs, data: DataDir, out: Path, resources: Resources
+    model: AcousticModel,
+    graphs: DecodingGraphs,
+    data: DataDir,
+    out: Path,
+    resources: Resources,
+    keep: bool = False,
 ) -> TuningResult:
-    """Choose LM weight and word insertion penalty on a development set; writes tuning.txt and tuning.json to `out`.
+    """Choose LM weight and penalties on a development set; writes tuning.txt and tuning.json to `out`.
 
-    The values to try stand in the model's configuration, section `decoding`. With an executor features and searches are
-    its work; the network runs here.
+    The values to try stand in the model's configuration, section `decoding`. The set is searched at the point chosen until
+    that is where it was searched, but `MOST_SEARCHES` times at most: the error rate is then that of a search there. With an
+    executor features and searches are its work; the network runs here. `keep`: the lattices stay, as `out`/dev.
     """
     check_lang(model, graphs.lang)
     fresh(out, *TUNED, *SCORED)
     graphs.tell_unknown(data, "development set")
     options = model.experiment.decoding
     data, outputs = network_outputs(model, data, resources)
+    axes = {
+        "lm_weights": options.lm_weights,
+        "word_insertion_penalties": options.word_insertion_penalties,
+        "unknown_word_penalties": options.unknown_word_penalties if graphs.spelling else (0.0,),
+    }
     # A low weight: a beam that keeps what is good under it keeps what is good under higher ones too, but not the other way.
     tried = sorted(weight for weight in options.lm_weights if weight) or [0.0]
-    penalty = median_low(options.word_insertion_penalties)
-    graph, words = graphs.build(tried[len(tried) // 4], penalty), graphs.lang.lexicon.words
-    with resources.searching("search of the development set") as how:
-        lattices = search_lattices(outputs, graph, words, options.search, **how)
-    result = tune(
-        lattices,
-        {name: words for name, words in data.transcripts.items() if name in outputs},
-        words,
-        lm_weights=options.lm_weights,
-        word_insertion_penalties=options.word_insertion_penalties,
-    )
+    point = Weights(tried[len(tried) // 4], *(median_low(axis) for axis in [*axes.values()][1:]))
+    said = {name: words for name, words in data.transcripts.items() if name in outputs}
+    for _ in range(MOST_SEARCHES):
+        graph = graphs.build(point)
+        with resources.searching("search of the development set") as how:
+            lattices = search_lattices(outputs, graph, graphs.words, options.search, **how)
+        result = tune(lattices, said, graphs.words, **axes)
+        searched, point = point, result.best.weights
+        if point == searched or not point.lm_weight:  # lattices of weight 0 hide the grammar
+            break
     _write_tuning(out, result)
+    if keep:
+        kept = {name: one.at(*point) for name, one in lattices.items() if one is not None}
+        write_kaldi_lattices(make_folder(out / DEV) / "lattices.ark", kept)
+        heard: dict[str, Sequence[str]] = dict.fromkeys(lattices, ())
+        for name, ids in zip(kept, best_words([*kept.values()], [point])[0], strict=True):
+            heard[name] = spelt_out(graphs.words[number - 1] for number in ids)
+        _write_scored(out / DEV, data, heard)
     return result
 
 
@@ -210,37 +264,50 @@ def decode_data(
 ) -> WerReport:
     """Recognise and score a data set; writes hyp.txt, wer.txt and wer.json to `out`.
 
-    With `lattices`, one of `LATTICES`, also these, words.txt and words.ctm, all of one search. Utterances that `resources`
-    leaves out are not scored. With an executor features and searches are its work; the network runs here.
+    With `lattices`, one of `LATTICES`, also these, words.txt, words.ctm and weights.json, all of one search. Utterances that
+    `resources` leaves out are not scored. With an executor features and searches are its work; the network runs here.
     """
     check_lang(model, graphs.lang)
     fresh(out, *SCORED, *KEPT, *(f"lattices.{ending}" for _, ending in LATTICES.values()))
     graphs.tell_unknown(data, "transcripts")
     data, outputs = network_outputs(model, data, resources)
-    graph, words = graphs.build(*weights), graphs.lang.lexicon.words
-    options = model.experiment.decoding.search
+    graph, options = graphs.build(weights), model.experiment.decoding.search
     if lattices is None:
         with resources.searching("decoding") as how:
-            found = decode_outputs(outputs, graph, words, options, **how)
-        return _write_scored(out, data, {name: hypothesis.words for name, hypothesis in found.items()})
-    with resources.searching("decoding") as how:
-        searched = search_lattices(outputs, graph, words, options, **how)
-    kept = {name: lattice for name, lattice in searched.items() if lattice is not None}
-    write, ending = LATTICES[lattices]
-    write(out / f"lattices.{ending}", kept)
-    names = enumerate(("<eps>", *words))
-    write_file(out / "words.txt", "".join(f"{word} {number}\n" for number, word in names))
-    lang = graphs.lang
-    heard: dict[str, Sequence[str]] = dict.fromkeys(searched, ())
-    with counter("times of words") as update:
-        entries = []
-        for done, (name, lattice) in enumerate(kept.items(), start=1):
+            found = decode_outputs(outputs, graph, graphs.words, options, **how)
+        heard: dict[str, Sequence[str]] = {name: hypothesis.words for name, hypothesis in found.items()}
+    else:
+        with resources.searching("decoding") as how:
+            searched = search_lattices(outputs, graph, graphs.words, options, **how)
+        write, ending = LATTICES[lattices]
+        write(out / f"lattices.{ending}", {name: one for name, one in searched.items() if one is not None})
+        names = enumerate(("<eps>", *graphs.words))
+        write_file(out / "words.txt", "".join(f"{word} {number}\n" for number, word in names))
+        write_file(out / WEIGHTS, json.dumps(weights._asdict()) + "\n")
+        heard = _time_words(model, graphs.lang, outputs, searched, out)
+    report = _write_scored(out, data, heard)
+    if graphs.spelling is not None:
+        graphs.tell_found(data, report)
+    return report
+
+
+def _time_words(
+    model: AcousticModel,
+    lang: Lang,
+    outputs: Outputs,
+    lattices: Mapping[str, Lattice | None],
+    out: Path,
+) -> dict[str, Sequence[str]]:
+    """The words of the lattices, with words.ctm."""
+    heard: dict[str, Sequence[str]] = dict.fromkeys(lattices, ())
+    entries = []
+    for name, lattice in track(list(lattices.items()), "times of words"):
+        if lattice is not None:
             timed = timed_words(lattice, outputs[name], lang.lexicon, lang.tree, model.timing, name)
             entries += [CtmEntry(name, one.start, one.duration, one.word, one.confidence) for one in timed]
             heard[name] = tuple(one.word for one in timed)
-            update(done, len(kept))
     write_ctm(out / "words.ctm", entries)
-    return _write_scored(out, data, heard)
+    return heard
 
 
 @command(model=TRAINED, data=DATA, second={"metavar": "ARPA", "type": FILE}, out=OUT)
@@ -252,6 +319,10 @@ def rescore(
     out: Path,
     lang: Lang = model_lang_option,
     dev: DataDir = option(DATA, "Data directory on which the weights are chosen.", required=True),
+    lattices: Path | None = option(
+        FOLDER,
+        "Folder of `fsachain decode --lattices kaldi --dev`, with its weights and --arpa: nothing is searched again.",
+    ),
     resources: Resources = with_resources("cache", "workers", "bad_data", "commands"),
     **search: Any,
 ) -> None:
@@ -264,7 +335,7 @@ def rescore(
     Example: fsachain rescore model/model.safetensors test large.arpa rescored --lang lang --arpa grammar.arpa --dev dev
     """
     graphs, weights = DecodingGraphs.of(lang, **search)
-    report = rescore_data(model, data, second, out, dev, graphs, weights, resources)
+    report = rescore_data(model, data, second, out, dev, graphs, weights, resources, lattices)
     click.echo(f"{report.total} -> {out}")
 
 
@@ -277,42 +348,69 @@ def rescore_data(
     graphs: DecodingGraphs,
     weights: Weights,
     resources: Resources,
+    kept: Path | None = None,
 ) -> WerReport:
     """Judge the best word sequences of the search with the ARPA model `second`; weights are chosen on `dev`.
 
-    `weights` are those of the search; utterances that `resources` leaves out are not scored. Writes tuning.txt,
+    `weights` are those of the search; `kept` is a folder of its lattices and weights, which `decode_data` and `tune_data`
+    wrote: without it both sets are searched. Utterances that `resources` leaves out are not scored. Writes tuning.txt,
     tuning.json, hyp.txt, wer.txt and wer.json to `out`.
     """
     check_lang(model, graphs.lang)
     fresh(out, *TUNED, *SCORED)
     lexicon = graphs.lang.lexicon
-    old, new = NgramScores(graphs.grammar), NgramScores(grammar_from_arpa(second, lexicon))
-    graph, config = graphs.build(*weights), model.experiment.rescoring
+    old, new = graphs.scores(graphs.grammar), graphs.scores(grammar_from_arpa(second, lexicon))
+    config, options = model.experiment.rescoring, model.experiment.decoding.search
+    if kept is not None:
+        weights = _kept_weights(kept)
 
-    def search(data: DataDir) -> tuple[DataDir, Rescorer]:
-        usable, outputs = network_outputs(model, data, resources)
-        options = model.experiment.decoding.search
-        with resources.searching("search") as how:
-            found = search_lattices(outputs, graph, lexicon.words, options, **how)
-        with counter("word sequences") as update:
-            lists = {}
-            for name, lattice in found.items():
-                lists[name] = (
-                    []
-                    if lattice is None
-                    else best_word_sequences(
-                        lattice, lexicon.words, config.num_hypotheses, options.lattice_beam
-                    )
-                )
-                update(len(lists), len(found))
-        return usable, Rescorer(lists, lexicon, old, *weights, new)
+    def rescorer(data: DataDir, folder: Path | None) -> tuple[DataDir, Rescorer]:
+        found: Mapping[str, Lattice | None]
+        if folder is not None:
+            found = _kept_lattices(folder)
+            data = data.select(lambda utterance: utterance.id in found)
+        else:
+            data, outputs = network_outputs(model, data, resources)
+            graph = graphs.build(weights)
+            with resources.searching("search") as how:
+                found = search_lattices(outputs, graph, graphs.words, options, **how)
+        most, beam = config.num_hypotheses, options.lattice_beam
+        lists = {
+            name: best_word_sequences(one, graphs.words, most, beam) if one else []
+            for name, one in track(list(found.items()), "word sequences")
+        }
+        return data, Rescorer(lists, lexicon, old, weights, new)
 
-    dev, rescorer = search(dev)
+    dev, judged = rescorer(dev, kept and kept / DEV)
     said = dev.transcripts
-    tuned = rescorer.tune({name: said[name] for name in rescorer.names}, config)
+    tuned = judged.tune({name: said[name] for name in judged.names}, config)
     _write_tuning(out, tuned)
-    data, rescorer = search(data)
-    return _write_scored(out, data, rescorer.best(tuned.best.lm_weight, tuned.best.word_insertion_penalty))
+    data, judged = rescorer(data, kept)
+    return _write_scored(out, data, judged.best(*tuned.best.weights[:2]))
+
+
+def _kept_weights(folder: Path) -> Weights:
+    path = folder / WEIGHTS
+    if not path.is_file():
+        raise DataError(
+            f"{folder}: no {WEIGHTS}; expected the folder of `fsachain decode --lattices kaldi --dev`"
+        )
+    try:
+        return Weights(**parse_json(path.read_bytes(), str(path))).check()
+    except TypeError as error:
+        raise DataError(f"{path}: not the weights of a search") from error
+
+
+def _kept_lattices(folder: Path) -> dict[str, Lattice | None]:
+    """Of the utterances that were scored; None: there is none."""
+    for name in ("hyp.txt", "lattices.ark"):
+        if not (folder / name).is_file():
+            raise DataError(
+                f"{folder}: no {name}; expected what `fsachain decode --lattices kaldi --dev` writes"
+            )
+    found = read_table(folder / "lattices.ark", read_lattice)
+    lattices = {name: lattice.expanded() for name, lattice in found}
+    return {name: lattices.get(name) for name in read_text(folder / "hyp.txt")}
 
 
 @command(model=TRAINED, data=DATA, out=OUT)

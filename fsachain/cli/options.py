@@ -135,6 +135,12 @@ search_options = together(
         click.FloatRange(min=0), "Factor on its costs; `decode --dev` finds one.", "--lm-weight", default=1.0
     ),
     option(float, "Cost of each word, likewise.", "--word-insertion-penalty", default=0.0),
+    option(
+        bool,
+        "Words that the language model lacks are spelt, by an n-gram of the phones of the lexicon's words.",
+        "--open-vocabulary",
+    ),
+    option(float, "Cost of each word that is spelt, likewise.", "--unknown-word-penalty", default=0.0),
 )
 phones_per_loop_option = option(
     click.FloatRange(min=1, min_open=True),

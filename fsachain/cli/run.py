@@ -38,7 +38,7 @@ import click
 
 from fsachain.cli.alignment import align_data, compare_times, learn_boundaries
 from fsachain.cli.config import KEPT, Experiment, config_option
-from fsachain.cli.decoding import DecodingGraphs, decode_data, rescore_data, tune_data
+from fsachain.cli.decoding import WEIGHTS, DecodingGraphs, decode_data, rescore_data, tune_data
 from fsachain.cli.graphs import load_normalization, make_denominator, make_numerators
 from fsachain.cli.lang import CONFIG, Lang, load_lang, make_grammar, make_lang, make_phone_lm
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, permitted_imports
@@ -63,6 +63,7 @@ from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.errors import ConfigError, LeftOutError, counted
 from fsachain.files import parse_json, write_text
+from fsachain.graph.decoding import Weights
 from fsachain.nn.network import num_parameters
 from fsachain.report.collect import RUN, STAGE_LOG, read_stages
 from fsachain.train.log import read_log
@@ -130,7 +131,7 @@ class Run:
         arpa = self.inputs.get("arpa")
         if arpa is None and self.config.decoding.ngram_order:
             arpa = self.exp / "decode" / GRAMMAR
-        return DecodingGraphs(self.lang, arpa)
+        return DecodingGraphs(self.lang, arpa, open_vocabulary=self.config.decoding.open_vocabulary)
 
 
 def _lang(run: Run) -> None:
@@ -206,19 +207,20 @@ def _decode(run: Run) -> None:
         transcripts = (one.words for one in run.data("train"))
         make_grammar(transcripts, run.lang.spoken_words, out / GRAMMAR, order)
     model, graphs = run.decoding_model, run.decoding_graphs
-    best = tune_data(model, graphs, run.data("dev"), out, run.resources).best
-    print(f"dev   {best.counts}, LM weight {best.lm_weight:g}, penalty {best.word_insertion_penalty:g}")
-    point = (best.lm_weight, best.word_insertion_penalty)
-    print(f"test  {decode_data(model, graphs, run.data('test'), out, point, run.resources).total}")
+    form = "kaldi" if "rescore" in run.inputs else None  # lattices are kept for the stage rescore
+    best = tune_data(model, graphs, run.data("dev"), out, run.resources, keep=form is not None).best
+    print(f"dev   {best}")
+    found = decode_data(model, graphs, run.data("test"), out, best.weights, run.resources, form)
+    print(f"test  {found.total}")
 
 
 def _rescore(run: Run) -> None:
     tuned = _tuned(run)
-    point = (tuned["lm_weight"], tuned["word_insertion_penalty"])
-    second, out = run.inputs["rescore"], run.exp / "rescore"
-    test, dev = run.data("test"), run.data("dev")
-    graphs = run.decoding_graphs
-    done = rescore_data(run.decoding_model, test, second, out, dev, graphs, point, run.resources)
+    point = Weights(*(tuned[name] for name in Weights._fields))
+    second, out, decoded = run.inputs["rescore"], run.exp / "rescore", run.exp / "decode"
+    test, dev, graphs = run.data("test"), run.data("dev"), run.decoding_graphs
+    kept = decoded if (decoded / WEIGHTS).is_file() else None
+    done = rescore_data(run.decoding_model, test, second, out, dev, graphs, point, run.resources, kept)
     print(f"test  {done.total}")
 
 

@@ -106,8 +106,8 @@ def transcribe(
     check_lang(model, lang)
     lexicon, tree = lang.lexicon, lang.tree
     graphs, weights = DecodingGraphs.of(lang, **search)
-    graph = graphs.build(*weights)
-    decoder = Decoder(graph, lexicon.words, model.experiment.decoding.search)
+    graph = graphs.build(weights)
+    decoder = Decoder(graph, graphs.words, model.experiment.decoding.search)
     transcriber = Transcriber(decoder, lexicon, tree, model.timing)
     refused = 0
     for path in files:

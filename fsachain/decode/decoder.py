@@ -29,6 +29,7 @@ from scipy.sparse import csgraph
 from fsachain.decode.lattices import WordLattice
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError, require
 from fsachain.graph.decoding import DecodingGraph
+from fsachain.graph.open_vocabulary import Piece, spelt_out
 from fsachain.kaldi.lattice import Lattice
 from fsachain.openfst import LATTICE_ARC, Transducer, read_body, read_fst, read_header
 from fsachain.stream import Cursor, open_file
@@ -144,11 +145,14 @@ class Decoder:
     """A decoding graph made ready for search.
 
     `graph` is a `DecodingGraph`, the path or bytes of an OpenFst file (vector or const, binary or text), or a pywrapfst
-    object; `words` are those of id 1, 2, ...: `lexicon.words`. A graph that cannot be read, is damaged, has no start state,
-    a cycle of epsilons with a negative cost, or a word id beyond `words` is a GraphError.
+    object; `words` are those of id 1, 2, ...: `lexicon.words`, or `words_and_pieces(lexicon)`, whose pieces are joined to
+    words. A graph that cannot be read, is damaged, has no start state, a cycle of epsilons with a negative cost, or a word
+    id beyond `words` is a GraphError.
     """
 
-    def __init__(self, graph: Graph, words: Sequence[str], config: DecoderConfig | None = None) -> None:
+    def __init__(
+        self, graph: Graph, words: Sequence[str | Piece], config: DecoderConfig | None = None
+    ) -> None:
         self.config = config or DecoderConfig()
         self.words = tuple(words)
         source = portable(graph)
@@ -182,7 +186,7 @@ class Decoder:
         kaldifst = require("kaldifst", extra="recipes")
         _, _, numbers, weight = kaldifst.get_linear_symbol_sequence(path)
         word_ids = self._arcs.olabel[np.array(numbers, dtype=np.int64) - 1].tolist()
-        words = tuple(self.words[word_id - 1] for word_id in word_ids if word_id)
+        words = spelt_out(self.words[word_id - 1] for word_id in word_ids if word_id)
         return Hypothesis(words, -weight.value1, -weight.value2, bool(search.reached_final()))
 
     def lattice(self, nnet_output: npt.ArrayLike, name: str = "") -> Lattice | None:
@@ -226,8 +230,8 @@ class Decoder:
         language = (graph.language_cost[number], np.where(np.isfinite(ends), ends, 0.0))
         columns += [
             *(part.astype(np.float32) for part in language),
-            graph.lm_weight,
-            graph.word_insertion_penalty,
+            graph.weights,
+            graph.words,
         ]
         return WordLattice(*columns)
 
@@ -273,7 +277,7 @@ def search_all(
     search: Callable[[Decoder, npt.ArrayLike, str], Found],
     nnet_outputs: Mapping[str, npt.ArrayLike],
     graph: Graph,
-    words: Sequence[str],
+    words: Sequence[str | Piece],
     config: DecoderConfig | None = None,
     *,
     num_workers: int | None = None,
@@ -315,7 +319,7 @@ def _inherit(decoder: Decoder) -> None:
 
 
 def _search(
-    make: Decoder | tuple[Source, tuple[str, ...], DecoderConfig | None] | None,
+    make: Decoder | tuple[Source, tuple[str | Piece, ...], DecoderConfig | None] | None,
     search: Callable[[Decoder, npt.ArrayLike, str], Found],
     scores: Mapping[str, Float32Array],
     progress: Progress | None = None,
@@ -332,7 +336,7 @@ def _search(
 def decode(
     nnet_outputs: Mapping[str, npt.ArrayLike],
     graph: Graph,
-    words: Sequence[str],
+    words: Sequence[str | Piece],
     config: DecoderConfig | None = None,
     **how: Any,
 ) -> dict[str, Hypothesis]:
@@ -348,7 +352,7 @@ def decode(
 def lattices(
     nnet_outputs: Mapping[str, npt.ArrayLike],
     graph: DecodingGraph,
-    words: Sequence[str],
+    words: Sequence[str | Piece],
     config: DecoderConfig | None = None,
     **how: Any,
 ) -> dict[str, WordLattice | None]:

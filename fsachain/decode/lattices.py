@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -13,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import ConfigError, DataError, require
+from fsachain.graph.decoding import Weights
+from fsachain.graph.open_vocabulary import WordIds
 from fsachain.kaldi.lattice import Lattice
 from fsachain.openfst import LATTICE_ARC, Transducer, pack_vector
 
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
-_ARCS_AT_ONCE = 200_000  # of all lattices that one call of numpy works on
+_NUMBERS_AT_ONCE = 3_000_000  # of all arcs and points that one call of numpy works on
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,59 +31,55 @@ class WordLattice(Lattice):
     Attributes:
         language_cost: float32 [A], the grammar's part of `graph_cost` at weight one; see `DecodingGraph`.
         final_language_cost: float32 [S], the same of the ends; 0 where not final.
-        lm_weight, word_insertion_penalty: those of `graph_cost`.
+        weights: those of `graph_cost`.
+        words: which of `word` are words.
     """
 
     language_cost: Floats
     final_language_cost: Floats
-    lm_weight: float
-    word_insertion_penalty: float
+    weights: Weights
+    words: WordIds
 
-    def at(self, lm_weight: float, word_insertion_penalty: float) -> WordLattice:
-        """The same paths at another LM weight and penalty. ConfigError: this lattice's weight is 0, the other is not."""
-        self.check(lm_weight)
-        more, added = lm_weight - self.lm_weight, word_insertion_penalty - self.word_insertion_penalty
-        return replace(
-            self,
-            graph_cost=(self.graph_cost + more * self.language_cost + added * (self.word > 0)).astype(
-                np.float32
-            ),
-            final_graph_cost=(self.final_graph_cost + more * self.final_language_cost).astype(np.float32),
-            lm_weight=lm_weight,
-            word_insertion_penalty=word_insertion_penalty,
-        )
+    def at(self, *weights: float) -> WordLattice:
+        """The same paths at other `Weights`. ConfigError: this lattice's LM weight is 0, the other is not."""
+        self.check(weights)
+        other = Weights(*weights)
+        more = Weights(*np.subtract(other, self.weights))
+        graph = self.graph_cost + more.lm_weight * self.language_cost + more.penalty(self.word, self.words)
+        final = self.final_graph_cost + more.lm_weight * self.final_language_cost
+        graph, final = graph.astype(np.float32), final.astype(np.float32)
+        return replace(self, graph_cost=graph, final_graph_cost=final, weights=other)
 
-    def check(self, lm_weight: float) -> None:
-        if not 0 <= lm_weight < math.inf:
-            raise ConfigError(f"lm_weight = {lm_weight}: expected a finite number >= 0")
-        if lm_weight and not self.lm_weight:
+    def check(self, weights: Sequence[float]) -> None:
+        lm_weight = Weights(*weights).check().lm_weight
+        if lm_weight and not self.weights.lm_weight:
             raise ConfigError(
                 f"lm_weight = {lm_weight}: the lattice was searched with weight 0, which hides the grammar"
             )
 
 
 def best_words(
-    lattices: Sequence[WordLattice], points: Sequence[tuple[float, float]]
+    lattices: Sequence[WordLattice], points: Sequence[Sequence[float]]
 ) -> list[list[tuple[int, ...]]]:
-    """Word ids of the best path, by point and lattice, at each of the `points`: LM weight, word insertion penalty.
+    """Word ids of the best path, by point and lattice, at each of the `points`, which are `Weights`.
 
     All points are done at once, and so are the states of all lattices that have equally many arcs before them at most: the
     time is that of some passes over the arcs. No words where no path reaches an end. A cycle is a DataError.
     """
     found: list[list[tuple[int, ...]]] = [[()] * len(lattices) for _ in points]
-    for some in _batches(lattices):
+    for some in _batches(lattices, _NUMBERS_AT_ONCE // max(1, len(points))):
         for words, column in zip(found, _best_words([lattices[n] for n in some], points), strict=True):
             for n, best in zip(some, column, strict=True):
                 words[n] = best
     return found
 
 
-def _batches(lattices: Sequence[Lattice]) -> Iterator[list[int]]:
+def _batches(lattices: Sequence[Lattice], most_arcs: int) -> Iterator[list[int]]:
     """Numbers of lattices of similar size, so that few are done long before the others."""
     batch: list[int] = []
     arcs = 0
     for n in sorted(range(len(lattices)), key=lambda n: lattices[n].num_states):
-        if batch and arcs + len(lattices[n].src) > _ARCS_AT_ONCE:
+        if batch and arcs + len(lattices[n].src) > most_arcs:
             yield batch
             batch, arcs = [], 0
         batch.append(n)
@@ -92,12 +89,12 @@ def _batches(lattices: Sequence[Lattice]) -> Iterator[list[int]]:
 
 
 def _best_words(
-    lattices: Sequence[WordLattice], points: Sequence[tuple[float, float]]
+    lattices: Sequence[WordLattice], points: Sequence[Sequence[float]]
 ) -> list[list[tuple[int, ...]]]:
     for lattice in lattices:
-        for lm_weight, _ in points:
-            lattice.check(lm_weight)
-    weight, penalty = np.array(points, dtype=np.float64).reshape(-1, 2).T
+        for weights in points:
+            lattice.check(weights)
+    weight, *penalties = np.array([Weights(*one) for one in points], dtype=np.float64).reshape(-1, 3).T
     offset = np.cumsum([0, *(one.num_states for one in lattices)])
 
     def joined(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
@@ -110,17 +107,20 @@ def _best_words(
     src, dst = src[order], dst[order]
     word = joined([one.word for one in lattices])[order]
     language = joined([one.language_cost for one in lattices])[order].astype(np.float64)
-    # Costs at LM weight and penalty 0.
+    is_word = joined([one.words.begins(one.word) for one in lattices])[order]
+    is_unknown = joined([one.words.unknown(one.word) for one in lattices])[order]
+    # Costs at LM weight and penalties 0.
     base = [
-        one.cost - one.lm_weight * one.language_cost - one.word_insertion_penalty * (one.word > 0)
+        one.cost - one.weights.lm_weight * one.language_cost - one.weights.penalty(one.word, one.words)
         for one in lattices
     ]
     heard = joined(base)[order]
-    end = joined([one.final_cost - one.lm_weight * one.final_language_cost for one in lattices])
+    end = joined([one.final_cost - one.weights.lm_weight * one.final_language_cost for one in lattices])
     ends = end[:, None] + np.outer(joined([one.final_language_cost for one in lattices]), weight)  # [S, K]
 
     def cost(arcs: Any, points: Any) -> Floats:
-        return heard[arcs] + language[arcs] * weight[points] + (word[arcs] > 0) * penalty[points]
+        said = is_word[arcs] * penalties[0][points] + is_unknown[arcs] * penalties[1][points]
+        return heard[arcs] + language[arcs] * weight[points] + said
 
     to_end, every = ends.copy(), np.arange(len(weight))
     limits = np.searchsorted(level[src], np.arange(1, level.max(initial=0) + 2))

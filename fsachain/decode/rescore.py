@@ -24,8 +24,10 @@ from fsachain.decode.lattices import as_transducer
 from fsachain.decode.tune import TuningPoint, TuningResult, check_grid, choose
 from fsachain.decode.wer import score
 from fsachain.errors import ConfigError, require
+from fsachain.graph.decoding import Weights
 from fsachain.graph.grammar import NgramScores
 from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.open_vocabulary import Piece, spelt_out, word_ids
 from fsachain.kaldi.lattice import Lattice
 from fsachain.openfst import Transducer
 
@@ -49,7 +51,8 @@ class RescoringConfig:
     def __post_init__(self) -> None:
         if self.num_hypotheses < 1:
             raise ConfigError(f"num_hypotheses: expected a positive number, got {self.num_hypotheses}")
-        check_grid("rescoring.", self.lm_weights, self.word_insertion_penalties)
+        axes = {"lm_weights": self.lm_weights, "word_insertion_penalties": self.word_insertion_penalties}
+        check_grid("rescoring.", **axes)
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class WordSequence:
 
 
 def best_word_sequences(
-    lattice: Lattice, words: Sequence[str], count: int, beam: float = math.inf
+    lattice: Lattice, words: Sequence[str | Piece], count: int, beam: float = math.inf
 ) -> list[WordSequence]:
     """At most `count` different word sequences of a lattice by falling log-probability, `words` those of id 1, 2, ...
 
@@ -69,7 +72,7 @@ def best_word_sequences(
     """
     paths = replace(as_transducer(lattice), ilabel=lattice.word).to_openfst()
     found = _best_of(paths.topsort(), count, beam)
-    return [WordSequence(tuple(words[word - 1] for word in ids), log_prob) for ids, log_prob in found]
+    return [WordSequence(spelt_out(words[word - 1] for word in ids), log_prob) for ids, log_prob in found]
 
 
 def _best_of(paths: Any, count: int, beam: float) -> list[tuple[list[int], float]]:
@@ -127,7 +130,7 @@ class Rescorer:
     """N-best lists with the scores of both language models, so that weights can be tried without scoring again.
 
     `lists` is what `best_word_sequences` found by utterance, `lexicon` gives the word ids of both grammars. `old` is the
-    grammar of the search, with the `lm_weight` and `word_insertion_penalty` of the lists; `new` is the second model.
+    grammar of the search, with the `weights` of the lists; `new` is the second model.
     """
 
     def __init__(
@@ -135,8 +138,7 @@ class Rescorer:
         lists: Mapping[str, Sequence[WordSequence]],
         lexicon: Lexicon,
         old: NgramScores,
-        lm_weight: float,
-        word_insertion_penalty: float,
+        weights: Weights,
         new: NgramScores,
     ) -> None:
         self._lists = lists
@@ -145,9 +147,9 @@ class Rescorer:
         for name, sequences in lists.items():
             rows = np.empty((len(sequences), 3))
             for row, sequence in zip(rows, sequences, strict=True):
-                ids = [lexicon.word_id(word) for word in sequence.words]
-                heard = sequence.log_prob - lm_weight * old.best_path_log_prob(ids)
-                row[:] = heard + word_insertion_penalty * len(ids), new.log_prob(ids), -len(ids)
+                ids, count = word_ids(sequence.words, lexicon), len(sequence.words)
+                heard = sequence.log_prob - weights.lm_weight * old.best_path_log_prob(ids)
+                row[:] = heard + weights.word_insertion_penalty * count, new.log_prob(ids), -count
             self._rows[name] = rows
 
     def best(self, lm_weight: float, word_insertion_penalty: float) -> dict[str, tuple[str, ...]]:
@@ -163,4 +165,6 @@ class Rescorer:
     def tune(self, references: Mapping[str, Sequence[str]], config: RescoringConfig) -> TuningResult:
         """Weight and penalty of fewest errors on a development set; ties are broken as `tune` says."""
         grid = product(sorted(config.lm_weights), sorted(config.word_insertion_penalties))
-        return choose([TuningPoint(*pair, score(references, self.best(*pair)).total) for pair in grid])
+        return choose(
+            [TuningPoint(Weights(*pair), score(references, self.best(*pair)).total) for pair in grid]
+        )

@@ -16,6 +16,7 @@ from fsachain.errors import ConfigError, DataError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
+from fsachain.graph.open_vocabulary import WordIds, spelt_out, words_and_pieces
 from fsachain.kaldi.lattice import Lattice
 
 Floats = npt.NDArray[np.float64]
@@ -120,20 +121,33 @@ def timed_words(
 
     The times are those of the best path through the numerator of these words for `nnet_output` [T, P].
     """
-    found = word_posteriors(lattice)
+    found = _spelt_out(word_posteriors(lattice), lexicon)
     if not found:
         return []
-    words = [lexicon.words[posterior.word - 1] for posterior in found]
+    words = [word for word, _ in found]
     numerator = build_numerator(words, lexicon, tree, name=name)
     aligned = align_utterance(nnet_output, numerator, lexicon.phones, timing, name=name)
     if aligned is None:  # a path that broke off inside its last word
         length = timing.frame_seconds
-        spans = [(timing.start_of(posterior.frame), length) for posterior in found]
+        spans = [(timing.start_of(posterior.frame), length) for _, posterior in found]
     else:
         spans = [(entry.start, entry.duration) for entry in aligned.words]
     return [
         RecognisedWord(word, *span, posterior.confidence)
-        for word, span, posterior in zip(words, spans, found, strict=True)
+        for (word, posterior), span in zip(found, spans, strict=True)
+    ]
+
+
+def _spelt_out(found: Sequence[WordPosterior], lexicon: Lexicon) -> list[tuple[str, WordPosterior]]:
+    """Words with the place of their first piece, and the least confidence of any of their pieces."""
+    names = words_and_pieces(lexicon)
+    ids = np.array([one.word for one in found], dtype=np.int64)
+    first = np.flatnonzero(WordIds.of(lexicon).begins(ids))
+    words = spelt_out(names[number - 1] for number in ids.tolist())
+    least = np.minimum.reduceat([one.confidence for one in found], first).tolist() if len(first) else []
+    return [
+        (word, found[place]._replace(confidence=confidence))
+        for word, place, confidence in zip(words, first.tolist(), least, strict=True)
     ]
 
 

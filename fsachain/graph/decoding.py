@@ -19,11 +19,45 @@ import numpy.typing as npt
 
 from fsachain.brief import brief
 from fsachain.errors import ConfigError, GraphError, require
+from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_arcs
-from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.lexicon import Lexicon, Pronunciation
 from fsachain.graph.numerator import check_phones
+from fsachain.graph.open_vocabulary import WordIds, open_grammar
 from fsachain.openfst import Transducer
+
+
+class Weights(NamedTuple):
+    """What a path's words cost beside their scores.
+
+    Attributes:
+        lm_weight: factor on the grammar's costs, at least 0.
+        word_insertion_penalty: nats for each word that is printed.
+        unknown_word_penalty: nats for each of them that is spelt, besides.
+    """
+
+    lm_weight: float = 1.0
+    word_insertion_penalty: float = 0.0
+    unknown_word_penalty: float = 0.0
+
+    def __str__(self) -> str:
+        spelt = f", of unknown words {self.unknown_word_penalty:g}" if self.unknown_word_penalty else ""
+        return f"LM weight {self.lm_weight:g}, penalty {self.word_insertion_penalty:g}{spelt}"
+
+    def check(self) -> Weights:
+        if not 0 <= self.lm_weight < math.inf:
+            raise ConfigError(f"lm_weight = {self.lm_weight}: expected a finite number >= 0")
+        for name, value in zip(self._fields[1:], self[1:], strict=True):
+            if not math.isfinite(value):
+                raise ConfigError(f"{name} = {value}: expected a finite number")
+        return self
+
+    def penalty(self, ids: npt.NDArray[np.integer], words: WordIds) -> npt.NDArray[np.float64]:
+        """Both penalties, by output label."""
+        return self.word_insertion_penalty * words.begins(ids) + self.unknown_word_penalty * words.unknown(
+            ids
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +70,15 @@ class DecodingGraph:
         language_cost: float64 [A], the part of each arc's cost that is the grammar's, at weight one. Shares that were moved
             towards a word's beginning are among it; along a whole path they cancel out.
         final_language_cost: float64 [S], the same of the ends; inf: not final.
-        lm_weight, word_insertion_penalty: those of `arcs`; words that print nothing bear no penalty.
+        weights: those of `arcs`; words that print nothing bear no penalty.
+        words: which output labels are words.
     """
 
     arcs: Transducer
     language_cost: npt.NDArray[np.float64]
     final_language_cost: npt.NDArray[np.float64]
-    lm_weight: float
-    word_insertion_penalty: float
+    weights: Weights
+    words: WordIds
 
     __repr__ = brief
 
@@ -56,21 +91,28 @@ class DecodingGraph:
         *,
         lm_weight: float = 1.0,
         word_insertion_penalty: float = 0.0,
+        unknown_word_penalty: float = 0.0,
+        spelling: Fsa | None = None,
     ) -> DecodingGraph:
-        """Arguments and errors are those of `build_decoding_graph`."""
-        if not 0 <= lm_weight < math.inf:
-            raise ConfigError(f"lm_weight = {lm_weight}: expected a finite number >= 0")
-        if not math.isfinite(word_insertion_penalty):
-            raise ConfigError(f"word_insertion_penalty = {word_insertion_penalty}: expected a finite number")
+        """Arguments and errors are those of `build_decoding_graph`.
+
+        With `spelling`, a `spelling_model`, words that the grammar lacks are spelt, each at the cost `unknown_word_penalty`
+        besides; the names of its output labels are `words_and_pieces(lexicon)`.
+        """
+        weights = Weights(lm_weight, word_insertion_penalty, unknown_word_penalty).check()
         check_phones(lexicon, tree)
-        words = Transducer.from_openfst(grammar)
+        words, ids = Transducer.from_openfst(grammar), WordIds()
         bad = np.flatnonzero((words.ilabel < 0) | (words.ilabel > len(lexicon.words)))
         if bad.size:
             came = (
                 f"grammar: arc {words.src[bad[0]]} -> {words.dst[bad[0]]} has word id {words.ilabel[bad[0]]}"
             )
             raise GraphError(f"{came}; the lexicon has ids 1 to {len(lexicon.words)} (0 is epsilon)")
-        phones, other, printed = _merged(_Speller(words, lexicon, lm_weight, word_insertion_penalty).run())
+        inside = words.num_states
+        if spelling is not None:
+            ids = WordIds.of(lexicon)
+            words = Transducer.from_openfst(open_grammar(grammar, lexicon, spelling))
+        phones, other, printed = _merged(_Speller(words, inside, lexicon, weights, ids).run())
         # The same graph twice: with all weights, and with those that are not the grammar's.
         whole, rest = (
             expand_arcs(one, tree, self_loop_scale=1.0, transition_scale=1.0).graph for one in (phones, other)
@@ -82,12 +124,12 @@ class DecodingGraph:
         state = np.full(kept.num_states, whole.start)
         state[kept.src], state[kept.dst] = whole.src[arc], whole.dst[arc]
         arcs = replace(kept, olabel=printed[whole.olabel[arc]])
-        language = rest.log_prob[arc] - arcs.log_prob - word_insertion_penalty * (arcs.olabel > 0)
+        language = rest.log_prob[arc] - arcs.log_prob - weights.penalty(arcs.olabel, ids)
         is_final = arcs.final_log_prob > -math.inf
         at_end = np.where(is_final, rest.final_log_prob[state], 0.0) - arcs.final_log_prob
         scale = 1.0 / lm_weight if lm_weight else 0.0
         ends = np.where(is_final, scale * np.where(is_final, at_end, 0.0), math.inf)
-        return cls(arcs, scale * language, ends, lm_weight, word_insertion_penalty)
+        return cls(arcs, scale * language, ends, weights, ids)
 
 
 def build_decoding_graph(
@@ -114,7 +156,7 @@ def build_decoding_graph(
 
     Returns:
         pywrapfst `VectorFst` (tropical): input label pdf + 1 or epsilon, output label as the grammar's.
-        `DecodingGraph.build` keeps the grammar's costs apart, for `tune`.
+        `DecodingGraph.build` keeps the grammar's costs apart, for `tune`, and spells words that the grammar lacks.
 
     Raises:
         GraphError: lexicon and tree disagree on the phones, a word id is not in the lexicon, or the grammar
@@ -122,8 +164,8 @@ def build_decoding_graph(
         ConfigError: lm_weight or word_insertion_penalty is not a legal number.
         MissingExtraError: pywrapfst is not installed.
     """
-    weights = {"lm_weight": lm_weight, "word_insertion_penalty": word_insertion_penalty}
-    return DecodingGraph.build(lexicon, tree, grammar, **weights).arcs.to_openfst()
+    weights = Weights(lm_weight, word_insertion_penalty)
+    return DecodingGraph.build(lexicon, tree, grammar, **weights._asdict()).arcs.to_openfst()
 
 
 def _merged(spoken: _Spoken) -> tuple[Transducer, Transducer, npt.NDArray[np.int32]]:
@@ -227,22 +269,24 @@ class _Speller:
 
     State 2q is grammar state q before the choice of silence, 2q + 1 behind it; beyond these are the nodes of the
     prefix trees. Words lead to even states, silence and back-off to odd ones, so the choice is made once, at the
-    start and at every word's end, and no two paths differ only in where an epsilon was taken.
+    start and at every word's end, and no two paths differ only in where an epsilon was taken. Grammar states from
+    `inside` on lie within spelt words, where there is no silence: what enters them leads to odd states, the epsilon that
+    ends a spelt word to an even one.
     """
 
     def __init__(
-        self, words: Transducer, lexicon: Lexicon, lm_weight: float, word_insertion_penalty: float
+        self, words: Transducer, inside: int, lexicon: Lexicon, weights: Weights, ids: WordIds
     ) -> None:
-        self.words = words
-        self.lexicon = lexicon
-        self.lm_weight = lm_weight
-        self.penalty = word_insertion_penalty
+        self.words, self.inside, self.lexicon = words, inside, lexicon
+        self.lm_weight = weights.lm_weight
         self.num_states = 2 * words.num_states
         self.arcs: list[tuple[int, _Arc]] = []
+        pieces = [(Pronunciation((phone,), 1.0),) for phone in range(1, len(lexicon.phones) + 1)]
         self.spellings = [
             [(phones, math.log(prob)) for phones, prob in pronunciations]
-            for pronunciations in lexicon.pronunciations
+            for pronunciations in (*lexicon.pronunciations, *pieces, *pieces)
         ]
+        self.penalty = weights.penalty(words.olabel, ids)
 
     def run(self) -> _Spoken:
         silence, no_silence = self.lexicon.silence_log_probs()
@@ -270,18 +314,19 @@ class _Speller:
         """Of each grammar state, the tree of its words and its epsilon arcs."""
         words = self.words
         found: list[tuple[_PrefixTree, list[_Arc]]] = [(_PrefixTree(), []) for _ in range(words.num_states)]
-        columns = (words.src, words.dst, words.ilabel, words.olabel, words.log_prob)
-        for src, dst, ilabel, olabel, log_prob in zip(*(c.tolist() for c in columns), strict=True):
+        columns = (words.src, words.dst, words.ilabel, words.olabel, words.log_prob, self.penalty)
+        for src, dst, ilabel, olabel, log_prob, penalty in zip(*(c.tolist() for c in columns), strict=True):
             if log_prob == -math.inf:
                 continue
             tree, epsilons = found[src]
             scaled = self.lm_weight * log_prob
             if ilabel == 0:
-                epsilons.append(_Arc(2 * dst + 1, 0, olabel, scaled))
+                ends_word = dst < self.inside <= src
+                epsilons.append(_Arc(2 * dst + (not ends_word), 0, olabel, scaled))
                 continue
+            entered = 2 * dst + (dst >= self.inside)
             for phones, spelling_log_prob in self.spellings[ilabel - 1]:
-                penalty = self.penalty if olabel else 0.0
-                tree.add(phones, olabel, 2 * dst, scaled - penalty + spelling_log_prob, spelling_log_prob)
+                tree.add(phones, olabel, entered, scaled - penalty + spelling_log_prob, spelling_log_prob)
         return found
 
     def grow(self, tree: _PrefixTree) -> list[_Arc]:

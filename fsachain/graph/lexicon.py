@@ -266,14 +266,15 @@ class Lexicon:
         Only where it spells its own words so: nine of ten are their characters, in lower case or as they stand. Characters
         that are no phones, such as a hyphen, are left out.
         """
-        if not self._spells:
+        if not self.spells:
             return None
         forms = (word, word.lower(), word.upper())
         spellings = [tuple(self._phone_ids[c] for c in form if c in self._phone_ids) for form in forms]
         return max(spellings, key=len) or None
 
     @cached_property
-    def _spells(self) -> bool:
+    def spells(self) -> bool:
+        """Whether the phones are characters: nine of ten words are spelt by theirs."""
         words = list(zip(self.words, self.pronunciations, strict=True))[:_MOST_LOOKED_AT]
         spelt = sum(
             "".join(self.phones[p - 1] for p in ways[0].phones).lower() == word.lower()

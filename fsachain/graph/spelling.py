@@ -21,6 +21,17 @@ NO_WORD = -1
 WORDS_PER_STAR = 3  # what is missing between two words is often more than one
 
 
+class Spelt(str):
+    """A word that was spelt, as it is written, with its phones: no lexicon needs to have it."""
+
+    phones: tuple[int, ...]
+
+    def __new__(cls, written: str, phones: Sequence[int] = ()) -> Spelt:
+        made = super().__new__(cls, written)
+        made.phones = tuple(phones)
+        return made
+
+
 class Way(NamedTuple):
     """One way to say a word: phone ids, log-probability, the tag of its first phone's arcs, that of the others."""
 
@@ -31,7 +42,9 @@ class Way(NamedTuple):
 
 
 def ways_to_say(word: str, position: int, lexicon: Lexicon, *, name: str | None = None) -> list[Way]:
-    """The lexicon's pronunciations; errors as `Lexicon.word_id`."""
+    """The lexicon's pronunciations, or the spelling of a spelt word; errors as `Lexicon.word_id`."""
+    if isinstance(word, Spelt):
+        return [Way(word.phones, 0.0, position, position)]
     found = lexicon.pronunciations_of(word, name=name)
     return [Way(phones, math.log(prob), position, position) for phones, prob in found]
 
