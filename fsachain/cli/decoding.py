@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -36,11 +37,11 @@ from fsachain.decode.ctm import CtmEntry, write_ctm
 from fsachain.decode.decoder import decode as decode_outputs
 from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
-from fsachain.decode.lattices import best_words, write_kaldi_lattices, write_openfst_lattices
+from fsachain.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
 from fsachain.decode.rescore import Rescorer, best_word_sequences
 from fsachain.decode.suspicious import doubts
 from fsachain.decode.transcribe import timed_words
-from fsachain.decode.tune import TuningResult, tune
+from fsachain.decode.tune import TuningPoint, TuningResult, tune
 from fsachain.decode.wer import EPSILON, WerReport, read_text, score, write_text
 from fsachain.errors import ConfigError, DataError, counted
 from fsachain.files import parse_json
@@ -64,7 +65,7 @@ SCORED = ("hyp.txt", "wer.txt", "wer.json")
 WEIGHTS = "weights.json"
 KEPT = ("words.txt", "words.ctm", WEIGHTS)
 DEV = "dev"  # folder, in that of a decoding
-MOST_SEARCHES = 3  # of a development set
+MOST_SEARCHES = 5  # of a development set
 LATTICES = {"kaldi": (write_kaldi_lattices, "ark"), "openfst": (write_openfst_lattices, "far")}
 MOST_UNKNOWN = 10  # words that are told
 NATS = click.FloatRange(min=0)
@@ -217,37 +218,46 @@ def tune_data(
     """Choose LM weight and penalties on a development set; writes tuning.txt and tuning.json to `out`.
 
     The values to try stand in the model's configuration, section `decoding`. The set is searched at the point chosen until
-    that is where it was searched, but `MOST_SEARCHES` times at most: the error rate is then that of a search there. With an
-    executor features and searches are its work; the network runs here. `keep`: the lattices stay, as `out`/dev.
+    that is one where it was searched, or else the best of `MOST_SEARCHES` such points is taken: the error rate is that of a
+    search there. With an executor features and searches are its work; the network runs here. `keep`: the lattices stay, as
+    `out`/dev.
     """
     check_lang(model, graphs.lang)
     fresh(out, *TUNED, *SCORED)
     graphs.tell_unknown(data, "development set")
     options = model.experiment.decoding
     data, outputs = network_outputs(model, data, resources)
-    axes = {
+    axes: dict[str, Sequence[float]] = {
         "lm_weights": options.lm_weights,
         "word_insertion_penalties": options.word_insertion_penalties,
         "unknown_word_penalties": options.unknown_word_penalties if graphs.spelling else (0.0,),
     }
     # A low weight: a beam that keeps what is good under it keeps what is good under higher ones too, but not the other way.
     tried = sorted(weight for weight in options.lm_weights if weight) or [0.0]
-    point = Weights(tried[len(tried) // 4], *(median_low(axis) for axis in [*axes.values()][1:]))
+    point = Weights(tried[len(tried) // 4], *map(median_low, [*axes.values()][1:]))
     said = {name: words for name, words in data.transcripts.items() if name in outputs}
-    for _ in range(MOST_SEARCHES):
+    known: dict[Weights, TuningPoint] = {}
+    kept: dict[Weights, dict[str, WordLattice | None]] = {}
+    while point not in known and len(known) < MOST_SEARCHES:
         graph = graphs.build(point)
         with resources.searching("search of the development set") as how:
-            lattices = search_lattices(outputs, graph, graphs.words, options.search, **how)
-        result = tune(lattices, said, graphs.words, **axes)
-        searched, point = point, result.best.weights
-        if point == searched or not point.lm_weight:  # lattices of weight 0 hide the grammar
+            kept[point] = search_lattices(outputs, graph, graphs.words, options.search, **how)
+        axes = {name: sorted({*axis, at}) for (name, axis), at in zip(axes.items(), point, strict=True)}
+        result = tune(kept[point], said, graphs.words, **axes, known=known)
+        known[point] = next(one for one in result.points if one.weights == point)
+        if not result.best.weights.lm_weight:  # lattices of weight 0 hide the grammar
             break
+        point = result.best.weights
+    if point not in known:
+        result = replace(result, best=min(known.values(), key=lambda one: one.counts.errors))
     _write_tuning(out, result)
     if keep:
-        kept = {name: one.at(*point) for name, one in lattices.items() if one is not None}
-        write_kaldi_lattices(make_folder(out / DEV) / "lattices.ark", kept)
+        point = result.best.weights
+        lattices = kept.get(point) or kept[[*kept][-1]]
+        found = {name: one.at(*point) for name, one in lattices.items() if one is not None}
+        write_kaldi_lattices(make_folder(out / DEV) / "lattices.ark", found)
         heard: dict[str, Sequence[str]] = dict.fromkeys(lattices, ())
-        for name, ids in zip(kept, best_words([*kept.values()], [point])[0], strict=True):
+        for name, ids in zip(found, best_words([*found.values()], [point])[0], strict=True):
             heard[name] = spelt_out(graphs.words[number - 1] for number in ids)
         _write_scored(out / DEV, data, heard)
     return result

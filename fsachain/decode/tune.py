@@ -70,6 +70,7 @@ def tune(
     lm_weights: Sequence[float] = (0.5, 0.75, 1.0, 1.25, 1.5),
     word_insertion_penalties: Sequence[float] = (-0.5, 0.0, 0.5),
     unknown_word_penalties: Sequence[float] = (0.0,),
+    known: Mapping[Weights, TuningPoint] | None = None,
 ) -> TuningResult:
     """Weigh the lattices of the development set at every combination of weight and penalties, and choose one.
 
@@ -78,6 +79,8 @@ def tune(
     weight 1 and penalties 0. Where it stands at an edge of the grid, a row or column is added there, as far from the edge as
     the next one is inside (a weight is at least halved), until it does so no more, but at most 12 of them. A single weight
     or penalty is taken as it is.
+
+    At `known` points the errors are those given, of searches there for instance.
 
     `lattices` are those of `fsachain.decode.decoder.lattices`, `references` words by utterance id, `words` those of id 1,
     2, ... A path that the search's beams dropped cannot be found by another weight. Search with a low weight of the grid:
@@ -99,7 +102,7 @@ def tune(
         (count_errors(references[name], ()) for name, one in lattices.items() if one is None), ErrorCounts()
     )
     axes = [sorted(lm_weights), sorted(word_insertion_penalties), sorted(unknown_word_penalties)]
-    points: dict[Weights, TuningPoint] = {}
+    points = dict(known or {})
     for _ in range(_MOST_ADDED + 1):
         grid = [Weights(*point) for point in product(*axes)]
         new = [point for point in grid if point not in points]
