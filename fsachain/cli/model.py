@@ -19,7 +19,7 @@ from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.lang import LEXICON, TREE, Lang, load_lang
 from fsachain.cli.options import FOLDER, Read, note, option
 from fsachain.data.cmvn import Cmvn
-from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples, normalise
+from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import FrameTiming
 from fsachain.errors import DataError, FsachainError, counted, require
@@ -219,12 +219,14 @@ def _check_shapes(spec: NetworkSpec, weights: Mapping[str, torch.Tensor]) -> Non
             raise DataError(f"the weight {name!r} has shape {shapes[1]}, the options say {shapes[0]}")
 
 
-def normalise_set(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:
-    """For scope "speaker" with statistics of this set."""
+def normalise_set(examples: list[Example], cmvn: Cmvn) -> list[Example]:
+    """For scope "speaker" with statistics of this set. Features that were just loaded are normalised where they lie."""
     if not examples:
-        return []
+        return examples
     own = estimate_cmvn(examples, cmvn.config) if cmvn.config.scope == "speaker" else cmvn
-    return normalise(examples, own)
+    for example in examples:
+        example.features[:] = own.apply(example.features, example.speaker)
+    return examples
 
 
 def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:

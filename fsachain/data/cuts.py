@@ -386,6 +386,6 @@ def cut_of(content: dict[str, Any]) -> Any:
 
 def _loaded(load: Any) -> NDArray[np.float32]:
     try:
-        return np.asarray(load(), np.float32)
+        return np.array(load(), np.float32)  # not a file that is mapped
     except Exception as error:  # as above
         raise DataError(f"lhotse cannot read it ({type(error).__name__}: {error})") from error

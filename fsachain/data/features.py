@@ -244,7 +244,7 @@ def _stored_matrix(utterance: Utterance) -> NDArray[np.float32]:
     if part is not None and part.kind == "npy":
         return np.load(io.BytesIO(part.read()), allow_pickle=False).astype(np.float32)
     if part is not None and part.kind == "llc":
-        return np.asarray(require("lilcom", extra="lhotse").decompress(part.read()), np.float32)
+        return np.array(require("lilcom", extra="lhotse").decompress(part.read()), np.float32)
     if part is not None:
         raise DataError("holds audio; expected features")
     if address.rstrip().endswith("|"):  # a command, which `DataDir.read` refuses unless allowed
