@@ -158,6 +158,7 @@ def test_phone_lm_without_a_usable_transcript_says_so(fsachain, built: Path, tex
         ("features.sample_rate=-4", "features.sample_rate is -4; expected"),
         ("decoding.search.beam=-1", "decoding.search.beam: -1 is not positive"),
         ("perturbation.speeds=[3]", "speed is 3; expected 0.5 to 2"),
+        ("perturbation.noise=[9,5]", "perturbation.noise is (9, 5); expected a lowest and a highest"),
         ("network.dropout=3", "network.dropout is 3"),
     ],
 )

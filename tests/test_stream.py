@@ -19,7 +19,7 @@ from fsachain.train.world import Share
 
 FEATURES = FeatureConfig(num_mel_bins=8)
 COUNT = 23
-COPIES = (Perturbation(), Perturbation(speed=0.9, volume=(0.5, 2.0), seed=4))
+COPIES = (Perturbation(), Perturbation(speed=0.9, volume=(0.5, 2.0), seed=4, noise=(5.0, 20.0)))
 
 
 def output_lengths(lengths):
