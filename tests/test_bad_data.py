@@ -52,6 +52,8 @@ def command(name, corpus):
         return ["keyword", model, data, "no no", out, *lang], out / "scores.txt", out / "faults.jsonl"
     if name == "suspicious":
         return ["suspicious", model, data, out, *lang, *den], out / "words.txt", out / "faults.jsonl"
+    if name == "mend":
+        return ["mend", model, data, out, *lang], out / "text", out / "faults.jsonl"
     if name == "rescore":
         arpa = corpus / "words.arpa"
         arpa.write_text(ARPA)
@@ -70,7 +72,17 @@ def command(name, corpus):
 
 TABLES_ALONE = ("num-graphs", "num-tables")
 COMMANDS = (
-    *("decode", "align", "supervise", "keyword", "suspicious", "rescore", "tie-tree", "kaldi outputs"),
+    *(
+        "decode",
+        "align",
+        "supervise",
+        "keyword",
+        "suspicious",
+        "mend",
+        "rescore",
+        "tie-tree",
+        "kaldi outputs",
+    ),
     *TABLES_ALONE,
 )
 

@@ -1,4 +1,4 @@
-"""Confidences of words: posteriors of the lattice, counted over all paths."""
+"""Confidences of words: posteriors of the lattice, counted over all paths; the words said where others were written."""
 
 import itertools
 import math
@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from tolerances import LATTICE_POSTERIOR
 
 from fsachain.decode.decoder import Decoder, DecoderConfig
+from fsachain.decode.suspicious import mended
 from fsachain.decode.transcribe import PauseCutter, word_posteriors
 from fsachain.errors import ConfigError, DataError
+from fsachain.graph.forgive import Forgiveness
 from fsachain.kaldi.lattice import Lattice
 
 YES, NO = 1, 2
@@ -129,3 +131,48 @@ def test_a_long_recording_is_cut_where_silence_is_likeliest():
     assert len(next(PauseCutter([], 90).accept(scores)).scores) == 90
     with pytest.raises(ConfigError, match="max_frames is 1"):
         PauseCutter([2], 1)
+
+
+PENALTIES = st.one_of(st.just(math.inf), st.floats(0.0, 4.0))
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    written=st.lists(st.sampled_from([-1, 1, 2, 3]), max_size=4),
+    forgive=st.builds(Forgiveness, PENALTIES, PENALTIES, st.one_of(st.just(math.inf), st.floats(-2.0, 3.0))),
+)
+def test_a_mended_transcript_is_that_of_the_cheapest_path_and_script(seed, written, forgive):
+    """All paths of a small lattice are written down, each with the cheapest script by the recursion of Levenshtein."""
+    rng = np.random.default_rng(seed)
+    size = int(rng.integers(2, 6))
+    ends = [sorted(rng.choice(size, 2, replace=False)) for _ in range(7)] + [(0, 1)]
+    arcs = [(a, b, 1, int(rng.integers(0, 4)), 0.01 + 0.99 * rng.random()) for a, b in ends]
+    one = lattice(arcs, size)
+
+    def paths(state, words, cost):
+        yield words, cost + one.final_cost[state]
+        for arc in np.flatnonzero(one.src == state):
+            more = (int(one.word[arc]),) if one.word[arc] else ()
+            yield from paths(one.dst[arc], words + more, cost + one.cost[arc])
+
+    def script(words):
+        costs = np.full((len(words) + 1, len(written) + 1), np.inf)
+        costs[0, 0] = 0.0
+        for i, u in itertools.product(range(len(words) + 1), range(len(written) + 1)):
+            if i and u:
+                other = 0.0 if words[i - 1] == written[u - 1] else forgive.substitution
+                costs[i, u] = min(costs[i, u], costs[i - 1, u - 1] + other)
+            if i:
+                costs[i, u] = min(costs[i, u], costs[i - 1, u] + forgive.deletion)
+            if u:
+                costs[i, u] = min(costs[i, u], costs[i, u - 1] + forgive.insertion)
+        return costs[-1, -1]
+
+    totals = {}
+    for words, cost in paths(0, (), 0.0):
+        totals[words] = min(totals.get(words, np.inf), cost + script(words))
+    best, found = min(totals.values()), mended(one, written, forgive)
+    if math.isinf(best):
+        assert found == ()
+    else:
+        assert totals[found] == pytest.approx(best, abs=1e-9)

@@ -39,6 +39,7 @@ Using a model
   align-long    alignment     Find when each word of a long recording is said, in memory that does not grow with it.
   align-corpus  corpus        Find when each word and phone of a whole corpus is said, and where text and recordings differ.
   suspicious    decoding      List the words of transcripts that were hardly said, worst first.
+  mend          decoding      Write transcripts anew that may be wrong: what was most likely said, given what was written.
   keyword       decoding      Look for a keyword, and count misses at a given rate of false alarms.
   export        use           Write a model as an ONNX file, checked against PyTorch.
 Looking

@@ -1,4 +1,4 @@
-"""From a model and a data set to words and error rates: decode, rescore, suspicious, keyword."""
+"""From a model and a data set to words and error rates: decode, rescore, suspicious, mend, keyword."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
 from fsachain.decode.rescore import Rescorer, best_word_sequences
-from fsachain.decode.suspicious import doubts
+from fsachain.decode.suspicious import doubts, mended
 from fsachain.decode.transcribe import timed_words
 from fsachain.decode.tune import TuningPoint, TuningResult, tune
 from fsachain.decode.wer import EPSILON, WerReport, read_text, score, write_text
@@ -69,6 +69,7 @@ MOST_SEARCHES = 5  # of a development set
 LATTICES = {"kaldi": (write_kaldi_lattices, "ark"), "openfst": (write_openfst_lattices, "far")}
 MOST_UNKNOWN = 10  # words that are told
 NATS = click.FloatRange(min=0)
+MENDING_BEAM = 10.0  # nats by which a word that was written may be worse than another
 
 
 class DecodingGraphs:
@@ -469,6 +470,56 @@ def suspicious(
     click.echo(
         f"{counted(len(found), 'utterance')}: {doubtful} of {len(words)} words were rather not said "
         f"(expected: {wrong:.1f}); {100 * share:.1f} % of the frames are not in the transcripts -> {out}"
+    )
+
+
+@command(model=TRAINED, data=DATA, out=OUT)
+@search_options
+def mend(
+    model: AcousticModel,
+    data: DataDir,
+    out: Path,
+    lang: Lang = model_lang_option,
+    resources: Resources = with_resources("scheduler", "cache", "workers", "bad_data", "commands"),
+    substitution: float = option(NATS, "Penalty of a word in whose place another was said.", default=6.0),
+    insertion: float = option(NATS, "Penalty of a word that was not said.", default=6.0),
+    deletion: float = option(float, "Penalty of a word that the transcript lacks.", default=2.0),
+    **search: Any,
+) -> None:
+    """Write transcripts anew that may be wrong: what was most likely said, given what was written.
+
+    In: MODEL, made by `fsachain train`; DATA, a data set as `fsachain train` takes it, transcripts may be empty. Penalties
+    are nats, inf forbids, and stand beside the costs of the search.
+    Out: folder OUT with text, which takes the place of DATA/text in the next training, and changes.txt: each transcript that
+    changed, aligned with what was written; faults.jsonl if utterances cannot be used.
+    Example: fsachain mend model/model.safetensors train mended --lang lang --arpa grammar.arpa --lm-weight 0.7
+    """
+    check_lang(model, lang)
+    if search["open_vocabulary"]:
+        raise click.UsageError("--open-vocabulary: transcripts are mended with words of the lexicon alone")
+    graphs, weights = DecodingGraphs.of(lang, **search)
+    fresh(out, "text", "changes.txt")
+    data, outputs = network_outputs(model, data, resources)
+    options = model.experiment.decoding.search
+    wide = max(options.lattice_beam, MENDING_BEAM)
+    wide_options = replace(options, lattice_beam=wide, first_beam=max(options.first_beam, wide))
+    with resources.searching("search") as how:
+        lattices = search_lattices(outputs, graphs.build(weights), graphs.words, wide_options, **how)
+    forgive, names = Forgiveness(substitution, insertion, deletion), lang.lexicon.words
+    ids = {word: number for number, word in enumerate(names, start=1)}
+    found, written = {}, data.transcripts
+    for name, lattice in track(list(lattices.items()), "mending"):
+        found[name] = written[name]
+        if lattice is not None:  # a word that the lexicon lacks cannot be found
+            said = mended(lattice, [ids.get(word, -1) for word in written[name]], forgive)
+            found[name] = tuple(names[number - 1] for number in said)
+    write_text(out / "text", found)
+    report = score({name: written[name] for name in found}, found)
+    write_file(out / "changes.txt", report.to_text())
+    total = report.total
+    click.echo(
+        f"{counted(len(found), 'utterance')}: of {counted(total.num_words, 'word')} {total.substitutions} replaced, "
+        f"{total.deletions} taken out, {total.insertions} added -> {out}"
     )
 
 

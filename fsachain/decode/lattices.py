@@ -102,7 +102,7 @@ def _best_words(
 
     src = joined([one.src + first for one, first in zip(lattices, offset, strict=False)])
     dst = joined([one.dst + first for one, first in zip(lattices, offset, strict=False)])
-    level = _levels(src, dst, int(offset[-1]))
+    level = levels_of(src, dst, int(offset[-1]))
     order = np.lexsort((src, level[src]))
     src, dst = src[order], dst[order]
     word = joined([one.word for one in lattices])[order]
@@ -165,7 +165,7 @@ def _ranges(begin: Ints, count: Ints) -> tuple[Ints, Ints]:
     return np.arange(len(of)) - np.repeat(np.cumsum(count) - count, count) + begin[of], of
 
 
-def _levels(src: Ints, dst: Ints, num_states: int) -> Ints:
+def levels_of(src: npt.NDArray[np.integer], dst: npt.NDArray[np.integer], num_states: int) -> Ints:
     """The most arcs on a path from each state to one that no arc leaves."""
     into = np.argsort(dst, kind="stable")
     count = np.bincount(dst, minlength=num_states)

@@ -136,7 +136,7 @@ def test_ten_steps_lead_from_recordings_to_a_report(shared, tmp_path, monkeypatc
 ORDER = """
     config, spell, lang, validate, phone-lm, word-lm, estimate-arpa, arpa-lm, den-graph, num-graphs, num-tables,
     num-patterns, num-fsts, train, align, supervise, tie-tree, decode, rescore, transcribe, align-long, align-corpus,
-    suspicious, keyword, export, kaldi outputs, objf, sum, minimize, equivalent, random-paths, dot, determinize, info,
+    suspicious, mend, keyword, export, kaldi outputs, objf, sum, minimize, equivalent, random-paths, dot, determinize, info,
     score, tensorboard, report, plot occupancy, plot trellis, plot alignment, plot graph, plot training, plot wer,
     kaldi show, run
 """
