@@ -13,11 +13,8 @@ from __future__ import annotations
 
 import heapq
 import math
-import operator
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from itertools import repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -29,41 +26,7 @@ _BOUNDARY = 0
 _MAX_PHONE = int(np.iinfo(np.int32).max)
 _NUM_STAGES = 4
 _UNCHANGED = 1e-3
-
-
-@dataclass(slots=True)
-class _State:
-    """A history (phones, oldest first; 0 is the start of the sentence) and how often each phone (0: the end) followed.
-
-    `backoff` is the index of the state without the oldest phone, -1 where this one must stay; `total` the sum of
-    `counts`, 0 for a state that was merged into its backoff or never seen; `total_below` adds the totals of all states
-    whose backoff chain passes here; `may_merge` says that the state is, or was, in the queue. `known_cost` is that of the
-    merge after so many changes of the counts of the backoff.
-    """
-
-    history: tuple[int, ...]
-    backoff: int = -1
-    counts: dict[int, int] = field(default_factory=dict)
-    total: int = 0
-    total_below: int = 0
-    may_merge: bool = False
-    known_log_likelihood: float | None = None
-    known_cost: tuple[int, float] = (-1, 0.0)
-    num_changes: int = 0
-
-    def log_likelihood(self) -> float:
-        """`_log_likelihood` of the counts, kept until they change."""
-        if self.known_log_likelihood is None:
-            self.known_log_likelihood = _log_likelihood(self.counts, self.total)
-        return self.known_log_likelihood
-
-    def absorb(self, other: _State) -> None:
-        for phone, count in other.counts.items():
-            self.counts[phone] = self.counts.get(phone, 0) + count
-        self.total += other.total
-        self.known_log_likelihood, self.known_cost = None, (-1, 0.0)
-        self.num_changes += 1
-        other.counts, other.total, other.total_below, other.may_merge = {}, 0, 0, False
+_TO_FLOAT32 = float(2**29 + 1)  # x is 24 bits of itself, (f x) - ((f x) - x), and the rest (Veltkamp)
 
 
 def estimate_phone_lm(
@@ -101,7 +64,13 @@ def estimate_phone_lm(
     text, starts = array("q"), array("q")
     for number, sequence in enumerate(sequences):
         starts.append(len(text))
-        text.extend((_BOUNDARY, *_phones(sequence, number)))
+        text.append(_BOUNDARY)
+        try:
+            text.extend(iter(sequence))
+        except (TypeError, OverflowError) as error:
+            raise GraphError(
+                f"sequences[{number}] = {sequence!r}: expected integer phone ids ({error})"
+            ) from None
     if len(text) == len(starts):
         raise GraphError("sequences hold no phone: expected at least one sentence with at least one phone")
     estimator.count(np.append(text, _BOUNDARY), np.array(starts))
@@ -109,74 +78,91 @@ def estimate_phone_lm(
     return estimator.acceptor()
 
 
-def _phones(sequence: Sequence[int], number: int) -> list[int]:
-    try:
-        phones = [operator.index(phone) for phone in sequence]
-    except TypeError as error:
-        raise GraphError(
-            f"sequences[{number}] = {sequence!r}: expected integer phone ids ({error})"
-        ) from None
-    if phones and not 1 <= min(phones) <= max(phones) <= _MAX_PHONE:
-        position, phone = next((i, p) for i, p in enumerate(phones) if not 1 <= p <= _MAX_PHONE)
-        raise GraphError(
-            f"sequences[{number}][{position}] = {phone}: expected a phone id in [1, {_MAX_PHONE}]"
-        )
-    return phones
-
-
 class _Estimator:
-    """States by history, and the queue of merges."""
+    """States, a number for each history in the order in which they appear, and the queue of merges.
+
+    `histories` are phones, oldest first, 0 the start of the sentence; `backoff` is the state without the oldest phone, -1
+    where this one must stay; `counts` says how often each phone (0: the end) followed, `total` is their sum, 0 for a state
+    that was merged into its backoff or never seen; `below` adds the totals of all states whose backoff chain passes here,
+    0 once merged; `changes` is how often another was merged into this one; `known` its last entry of the queue.
+    """
 
     def __init__(self, ngram_order: int, no_prune_ngram_order: int) -> None:
         self.longest = ngram_order - 1
         self.no_prune = no_prune_ngram_order
-        self.states: list[_State] = []
         self.index: dict[tuple[int, ...], int] = {}
+        self.histories: list[tuple[int, ...]] = []
+        self.backoff: list[int] = []
+        self.counts: list[dict[int, int]] = []
+        self.total: list[int] = []
+        self.below: list[int] = []
+        self.changes: list[int] = []
+        self.known: list[tuple[float, int, int]] = []
+        self.times_log: list[float] = []
 
     def count(self, text: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> None:
-        """Make the states of all histories in the order in which they appear.
+        """Make the states of all histories.
 
         text: the sentences, a boundary before each and behind the last; starts: where each begins.
         """
+        _check_phones(text, starts)
         place = np.arange(1, len(text))
-        start = starts[np.searchsorted(starts, place - 1, side="right") - 1]
+        age = place - np.repeat(starts, np.diff(starts, append=len(text) - 1))
         base = int(text.max()) + 2
         history = np.zeros(len(place), np.int64)
-        for back in range(min(self.longest, int((place - start).max())), 0, -1):
-            older = np.where(place - back >= start, text[place - back] + 1, 0)
+        for back in range(min(self.longest, int(age.max())), 0, -1):
+            older = np.where(age >= back, text[place - back] + 1, 0)
             history = _small(history, base) * base + older
         history = _small(history, base)
-        known, first = np.unique(history, return_index=True)
-        pairs, counts = np.unique(history * base + text[1:], return_counts=True)
-        ends = np.append(np.searchsorted(pairs, known * base), len(pairs)).tolist()
-        phones, counts = (pairs % base).tolist(), counts.tolist()
-        for number in np.argsort(first).tolist():
-            end = int(place[first[number]])
-            begin = max(end - self.longest, int(start[first[number]]))
-            state = self.states[self.find_or_create(tuple(text[begin:end].tolist()))]
-            own = slice(ends[number], ends[number + 1])
-            state.counts = dict(zip(phones[own], counts[own], strict=True))
-            state.total = sum(counts[own])
+        seen = np.sort(_small(history * base + text[1:], len(text)) * len(text) + place)
+        runs = np.flatnonzero(np.diff(seen // len(text), prepend=-1))
+        first = seen[runs] % len(text)
+        begins = np.flatnonzero(np.diff(history[first - 1], prepend=-1))
+        counts, phones = np.diff(runs, append=len(seen)), text[first].tolist()
+        ends = np.append(begins[1:], len(first))
+        first = np.minimum.reduceat(first, begins)
+        order = np.argsort(first)
+        columns = (
+            first - np.minimum(self.longest, age[first - 1]),
+            first,
+            begins,
+            ends,
+            np.add.reduceat(counts, begins),
+        )
+        counts = counts.tolist()
+        for oldest, newest, begin, end, total in zip(
+            *(column[order].tolist() for column in columns), strict=True
+        ):
+            state = self.find_or_create(tuple(text[oldest:newest].tolist()))
+            self.counts[state] = dict(zip(phones[begin:end], counts[begin:end], strict=True))
+            self.total[state] = total
 
     def find_or_create(self, history: tuple[int, ...]) -> int:
-        """Index of the state of `history`, made with its chain of backoff states if new."""
-        index = self.index.get(history)
-        if index is None:
-            index = self.index[history] = len(self.states)
-            self.states.append(_State(history))
+        """The state of `history`, made with its chain of backoff states if new."""
+        state = self.index.get(history)
+        if state is None:
+            state = self.index[history] = len(self.histories)
+            self.histories.append(history)
+            self.counts.append({})
+            self.total.append(0)
+            self.backoff.append(-1)
             if len(history) >= self.no_prune:
-                self.states[index].backoff = self.find_or_create(history[1:])
-        return index
+                self.backoff[state] = self.find_or_create(history[1:])
+        return state
 
     def prune(self, num_extra: int) -> None:
         """Merge states until `num_extra` are left beyond those of length `no_prune - 1`, or none may go."""
-        for state in self.states:
-            index = self.index[state.history]
-            while index != -1:
-                self.states[index].total_below += state.total
-                index = self.states[index].backoff
-        initial = num_active = sum(state.total > 0 for state in self.states)
-        target = sum(len(state.history) == self.no_prune - 1 for state in self.states) + num_extra
+        self.below = self.total.copy()
+        self.changes = [0] * len(self.total)
+        self.known = [(0.0, 0, -1)] * len(self.total)
+        self.candidates = [state for state, backoff in enumerate(self.backoff) if backoff >= 0]
+        for state in sorted(range(len(self.total)), key=lambda state: -len(self.histories[state])):
+            if self.backoff[state] >= 0:
+                self.below[self.backoff[state]] += self.below[state]
+        most = np.arange(1 + max((self.below[self.backoff[state]] for state in self.candidates), default=0))
+        self.times_log = (most * np.log(np.maximum(most, 1))).tolist()
+        initial = num_active = len(self.total) - self.total.count(0)
+        target = sum(len(history) == self.no_prune - 1 for history in self.histories) + num_extra
         # All merge costs are computed anew in four stages, as merges change those of the states nearby.
         for stage in range(1, _NUM_STAGES + 1):
             stage_target = initial + math.trunc((target - initial) * stage / _NUM_STAGES)
@@ -184,76 +170,99 @@ class _Estimator:
 
     def prune_to(self, target: int, num_active: int) -> int:
         """Merge the cheapest states until `target` are active; returns how many are."""
-        queue: list[tuple[float, int]] = []
-        for index, state in enumerate(self.states):
-            state.may_merge = self.merge_allowed(state)
-            if state.may_merge:
-                queue.append((self.merge_cost(state), -index))
+        total, changes = self.total, self.changes
+        self.candidates = [state for state in self.candidates if self.below[state]]
+        queued = set(filter(self.may_merge, self.candidates))
+        queue = [self.entry(state) for state in queued]
         heapq.heapify(queue)
         while num_active > target and queue:
-            queued_cost, negative_index = heapq.heappop(queue)
-            state = self.states[-negative_index]
-            cost = self.merge_cost(state)
-            if abs(cost - queued_cost) > _UNCHANGED * (abs(cost) + abs(queued_cost)):
-                heapq.heappush(queue, (cost, negative_index))
-                continue
-            backoff = self.states[state.backoff]
-            num_active -= backoff.total > 0
-            was_queued = backoff.may_merge
-            backoff.absorb(state)
-            backoff.may_merge = self.merge_allowed(backoff)
-            if backoff.may_merge and not was_queued:
-                heapq.heappush(queue, (self.merge_cost(backoff), -state.backoff))
+            top = queue[0]
+            state = -top[1]
+            backoff = self.backoff[state]
+            if top[2] != changes[state] + changes[backoff]:
+                entry = self.entry(state)
+                if abs(entry[0] - top[0]) > _UNCHANGED * (entry[0] + top[0]):
+                    heapq.heapreplace(queue, entry)
+                    continue
+            heapq.heappop(queue)
+            num_active -= total[backoff] > 0
+            counts = self.counts[backoff]
+            for phone, count in self.counts[state].items():
+                counts[phone] = counts.get(phone, 0) + count
+            total[backoff] += total[state]
+            total[state] = self.below[state] = 0
+            changes[backoff] += 1
+            if self.backoff[backoff] >= 0 and backoff not in queued and self.may_merge(backoff):
+                queued.add(backoff)
+                heapq.heappush(queue, self.entry(backoff))
         return num_active
 
-    def merge_allowed(self, state: _State) -> bool:
+    def may_merge(self, state: int) -> bool:
         """Whether `state` may go: it is alive, all longer histories are merged, no arc needs its context."""
-        if len(state.history) < self.no_prune or not 0 < state.total == state.total_below:
+        if not 0 < self.total[state] == self.below[state]:
             return False
-        if len(state.history) == self.longest:
+        history = self.histories[state]
+        if len(history) == self.longest:
             return True
-        following = ((*state.history, phone) for phone in state.counts if phone != _BOUNDARY)
-        indices = (self.index.get(history) for history in following)
-        return all(index is None or self.states[index].total_below == 0 for index in indices)
+        following = (self.index.get((*history, phone)) for phone in self.counts[state] if phone != _BOUNDARY)
+        return all(index is None or self.below[index] == 0 for index in following)
 
-    def merge_cost(self, state: _State) -> float:
-        """Loss of training log-likelihood if `state` is merged into its backoff; ties go by the count.
+    def entry(self, state: int) -> tuple[float, int, int]:
+        """Of the queue: the loss of training log-likelihood if `state` is merged; ties go by the last; how old that is.
 
         Rounded to 32 bits: costs that are equal but for rounding errors must tie, as they do in Kaldi.
         """
-        backoff = self.states[state.backoff]
-        if backoff.total == 0:
-            return float(np.float32(1e-15 * state.total))
-        if state.known_cost[0] != backoff.num_changes:
-            state.known_cost = backoff.num_changes, self._merge_cost(state, backoff)
-        return state.known_cost[1]
-
-    def _merge_cost(self, state: _State, backoff: _State) -> float:
-        counts = dict(backoff.counts)
-        for phone, count in state.counts.items():
-            counts[phone] = counts.get(phone, 0) + count
-        before = state.log_likelihood() + backoff.log_likelihood()
-        after = _log_likelihood(counts, state.total + backoff.total)
-        return max(0.0, float(np.float32(before - after)))
+        backoff = self.backoff[state]
+        age = self.changes[state] + self.changes[backoff]
+        entry = self.known[state]
+        if entry[2] == age:
+            return entry
+        own, other = self.total[state], self.total[backoff]
+        if not other:
+            cost = 1e-15 * own
+        else:
+            # The log-likelihood of counts c under their own frequencies is sum c log c - n log n, n = sum c.
+            times_log, known = self.times_log, self.counts[backoff]
+            cost = times_log[own + other] - times_log[own] - times_log[other]
+            for phone, count in self.counts[state].items():
+                if phone in known:
+                    also = known[phone]
+                    cost += times_log[count] + times_log[also] - times_log[count + also]
+            if cost < 0.0:
+                cost = 0.0
+        shifted = cost * _TO_FLOAT32
+        entry = self.known[state] = shifted - (shifted - cost), -state, age
+        return entry
 
     def acceptor(self) -> Fsa:
         """The active states as an `Fsa`; an arc leads to the longest active history ending in its phone."""
-        active = [state for state in self.states if state.total > 0]
-        number = {state.history: index for index, state in enumerate(active)}
+        active = [state for state, total in enumerate(self.total) if total]
+        number = {self.histories[state]: index for index, state in enumerate(active)}
         arcs: list[tuple[int, int, int]] = []
         log_prob: list[float] = []
         final = np.full(len(active), -math.inf)
         for src, state in enumerate(active):
-            for phone, count in sorted(state.counts.items()):
-                value = math.log(count / state.total)
+            for phone, count in sorted(self.counts[state].items()):
+                value = math.log(count / self.total[state])
                 if phone == _BOUNDARY:
                     final[src] = value
                 else:
-                    arcs.append((src, _longest_suffix((*state.history, phone), number), phone - 1))
+                    arcs.append((src, _longest_suffix((*self.histories[state], phone), number), phone - 1))
                     log_prob.append(value)
         src, dst, pdf = np.array(arcs, dtype=np.int32).T
         return Fsa(
             len(active), src, dst, pdf, np.array(log_prob), final, _longest_suffix((_BOUNDARY,), number)
+        )
+
+
+def _check_phones(text: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> None:
+    bad = (text < 1) | (text > _MAX_PHONE)
+    bad[starts] = bad[-1] = False
+    if bad.any():
+        place = int(np.argmax(bad))
+        number = int(np.searchsorted(starts, place)) - 1
+        raise GraphError(
+            f"sequences[{number}][{place - starts[number] - 1}] = {text[place]}: expected a phone id in [1, {_MAX_PHONE}]"
         )
 
 
@@ -262,13 +271,6 @@ def _small(keys: npt.NDArray[np.int64], base: int) -> npt.NDArray[np.int64]:
     if int(keys.max()) < np.iinfo(np.int64).max // base - 1:
         return keys
     return np.unique(keys, return_inverse=True)[1].astype(np.int64)
-
-
-def _log_likelihood(counts: dict[int, int], total: int) -> float:
-    """Log-likelihood of `counts` under their own relative frequencies."""
-    ordered = list(map(counts.__getitem__, sorted(counts)))
-    shares = map(operator.truediv, ordered, repeat(total))
-    return sum(map(operator.mul, map(math.log, shares), ordered))
 
 
 def _longest_suffix(history: tuple[int, ...], number: dict[tuple[int, ...], int]) -> int:
