@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -32,6 +33,7 @@ from fsachain.graph.expand import expand_arcs
 LOG_TOLERANCE = 1e-5  # log-probabilities that round to the same multiple count as equal
 DISCOUNT = 0.99
 MAX_VISIT_STEPS = 10_000
+STEPS_OF_SERIES = 16
 MAX_ROUNDS = 10
 MAX_MAGNITUDE = 300.0  # of a log-probability, far inside the range of exp() in 64 bits
 
@@ -71,11 +73,18 @@ def _visits(fsa: Fsa) -> Floats | None:
     into *= DISCOUNT / max(1.0, float(out_sums.max()))
     start = np.zeros(fsa.num_states)
     start[fsa.start] = 1.0
-    visits = start
-    for _ in range(MAX_VISIT_STEPS):
-        previous, visits = visits, start + into @ visits
-        if np.all(np.abs(visits - previous) <= 1e-13 * visits):
+    visits = change = start
+    for step in range(1, MAX_VISIT_STEPS + 1):
+        before = np.abs(change).sum()
+        following = start + into @ visits
+        change, visits = following - visits, following
+        if np.all(np.abs(change) <= 1e-13 * visits):
             break
+        if (
+            step % STEPS_OF_SERIES == 0
+        ):  # soon all changes shrink by the same share: add the rest of that series
+            share = np.abs(change).sum() / before
+            visits = visits + change * (share / (1.0 - share))
     return visits if np.all(np.isfinite(visits) & (visits > 0)) else None
 
 
@@ -150,8 +159,9 @@ def coarse(fsa: Fsa) -> Fsa:
     colour = np.unique(colours, axis=1, return_inverse=True)[1].ravel()
     classes = _refine(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, colour, COARSE_TOLERANCE)
     state, pdf, target, total = _sums(fsa.src, fsa.pdf, classes[fsa.dst], np.exp(fsa.log_prob))
-    order = np.lexsort((target, pdf, classes[state]))
-    keys = np.stack([classes[state], pdf, target])[:, order]
+    keys = np.stack([classes[state], pdf, target])
+    order = _order(keys)
+    keys = keys[:, order]
     first = _runs(keys)
     least = np.minimum.reduceat(total[order], first) if len(first) else total
     final = np.full(int(classes.max()) + 1, np.inf)
@@ -166,10 +176,19 @@ def _runs(keys: Ints) -> Ints:
     return np.flatnonzero(np.append(True, changes)[: keys.shape[1]])
 
 
+def _order(keys: Ints) -> Ints:
+    """The columns of `keys` [K, A] sorted, ties in their order; the first key decides first."""
+    sizes = keys.max(axis=1, initial=0).astype(np.int64) + 1
+    if math.prod(sizes.tolist()) > np.iinfo(np.int64).max:
+        return np.lexsort(keys[::-1])
+    return np.argsort(np.ravel_multi_index(tuple(keys), tuple(sizes)), kind="stable")
+
+
 def _sums(src: Ints, pdf: Ints, dst: Ints, prob: Floats) -> tuple[Ints, Ints, Ints, Floats]:
     """Parallel arcs as one, sorted by (src, pdf, dst)."""
-    order = np.lexsort((dst, pdf, src))
-    keys = np.stack([src, pdf, dst])[:, order]
+    keys = np.stack([src, pdf, dst])
+    order = _order(keys)
+    keys = keys[:, order]
     first = _runs(keys)
     total = np.add.reduceat(prob[order], first) if len(first) else prob
     source, label, target = keys[:, first]
