@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import NORMALISED_VARIANCE, SPEED_FRAMES
 
+from fsachain.cli.model import normalise_set
 from fsachain.data import (
     CmvnConfig,
     DataDir,
@@ -31,6 +32,22 @@ LENGTHS = np.random.default_rng(4).integers(20, 600, 203).tolist()
 
 def example(name, num_frames, width=3):
     return Example(name, "s", ("one",), np.full((num_frames, width), num_frames, np.float32))
+
+
+def test_a_set_that_was_just_loaded_is_normalised_where_it_lies():
+    rng = np.random.default_rng(3)
+    for scope in ("global", "speaker", "utterance", "none"):
+        examples = [
+            Example(f"u{n}", f"s{n % 2}", ("a",), rng.normal(2, 3, (9, 4)).astype(np.float32))
+            for n in range(4)
+        ]
+        features = [one.features for one in examples]
+        cmvn = estimate_cmvn(examples, CmvnConfig(scope))
+        expected = [one.features.copy() for one in normalise(examples, cmvn)]
+        found = normalise_set(examples, cmvn)
+        assert all(one.features is own for one, own in zip(found, features, strict=True))
+        for own, other in zip(features, expected, strict=True):
+            np.testing.assert_array_equal(own, other)
 
 
 def test_batch_pads_with_zeros_and_keeps_order():

@@ -79,6 +79,10 @@ def test_rescoring_the_lattices_of_decode_is_rescoring_a_search(fsachain, model,
     told = fsachain.ok("decode", model, data, decoded, "--dev", data, "--lattices", "kaldi", *search).out
     assert "have to be spelt" in told and "of 3 unknown words found" in told
     weights = json.loads((decoded / "weights.json").read_text())
+    tuned = json.loads((decoded / "tuning.json").read_text())["best"]
+    found = json.loads((decoded / "wer.json").read_text())["total"]
+    assert {name: tuned[name] for name in weights} == weights
+    assert tuned["errors"] == found["errors"], "the set is its own development set"
     given = [f"--{name.replace('_', '-')}={value}" for name, value in weights.items()]
     command = ("rescore", model, data, arpa)
     fsachain.ok(*command, tmp_path / "anew", "--dev", data, *search, *given)

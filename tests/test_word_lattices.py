@@ -14,7 +14,8 @@ for module in ("kaldi_decoder", "kaldifst", "kaldilm", "kaldialign"):
 from fsachain import ContextTree, Lexicon, Topology
 from fsachain.decode.decoder import Decoder, DecoderConfig, lattices
 from fsachain.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
-from fsachain.decode.tune import tune
+from fsachain.decode.tune import TuningPoint, tune
+from fsachain.decode.wer import ErrorCounts
 from fsachain.errors import ConfigError, DataError
 from fsachain.graph.decoding import DecodingGraph, Weights
 from fsachain.graph.grammar import grammar_from_arpa
@@ -217,6 +218,16 @@ def test_a_best_weight_or_penalty_at_an_edge_extends_the_grid_until_it_stands_in
         5.0,
     ]
     assert (result.best.weights.word_insertion_penalty, result.best.counts.errors) == (4.0, 0)
+
+
+def test_errors_that_are_known_of_a_search_count_in_place_of_those_of_lattices():
+    below = alternatives((RIGHT, 4.0, 0.0), (WRONG, 0.0, 2.1))
+    grid = {"lm_weights": (1.0, 2.0, 3.0, 4.0), "word_insertion_penalties": (0.0,)}
+    best = tuned({"a": below}, **grid).best
+    assert best.counts.errors == 0
+    known = {best.weights: TuningPoint(best.weights, ErrorCounts(substitutions=1, num_words=1))}
+    other = tuned({"a": below}, **grid, known=known)
+    assert other.best.weights != best.weights and known[best.weights] in other.points
 
 
 def test_a_grid_is_not_extended_for_ever_and_lost_utterances_count():
