@@ -1,12 +1,13 @@
-"""One corpus, transcripts corrupted by a seed: trained as they are and forgiving, beside clean ones, then one table.
+"""One corpus, transcripts corrupted by a seed: trained as they are, forgiving and mended, beside clean ones, then one table.
 
 A forgiving training goes on from the plain one, since a network that knows nothing cannot tell a word from a star; a control
-goes on as long and believes them.
+goes on as long and believes them. Mended transcripts are those of the network before, and train a new one.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,17 +22,27 @@ from recipes.weak_transcripts.corrupt import SAID, Rates, corrupt_text, precisio
 
 RECALL = 0.8
 PRECISION = "precision.txt"
+MENDED = "mended"  # folder of a run that is made of mended transcripts
 
-CORPORA: dict[str, Prepare] = {"digits": prepare_digits, "prompts": prepare_data_dirs}
+CORPORA: dict[str, Prepare] = {
+    "digits": prepare_digits,
+    "prompts": prepare_data_dirs,
+    "dialogue": prepare_data_dirs,
+}
 ERRORS = {"17/17/17": Rates(0.17, 0.17, 0.17), "0/0/70": Rates(0.0, 0.0, 0.7)}
 # By corpus: a word of a larger vocabulary is a weaker sign of itself. What is missing costs as much as a star's length wins.
 WRONG = {
     "digits": {"substitution": 5.0, "insertion": 5.0},
     "prompts": {"substitution": 6.0, "insertion": 7.0},
+    "dialogue": {"substitution": 6.0, "insertion": 7.0},
 }
 MISSING = {"deletion": -3.0}
 GOING_ON = {"num_epochs": 12, "schedule.peak": 3e-3}  # section train
-WAYS = ("plain", "control", "forgiving")
+WAYS = ("plain", "control", "forgiving", "mended", "mended again")
+JUDGES = {"mended": "plain", "mended again": "mended"}
+# The search that mends: a low weight of a language model of the corrupted text.
+MENDING = {"digits": ["--word-insertion-penalty=-2"]}
+USUAL_MENDING = ["--lm-weight=0.7"]
 # A network that was let to leave words out needs a bonus for them.
 DECODING = {"decoding": {"word_insertion_penalties": [-6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0]}}
 CTC: dict[str, dict[str, Any]] = {
@@ -65,7 +76,7 @@ class Run(NamedTuple):
     @property
     def folder(self) -> str:
         parts = (self.corpus, self.objective, self.errors or "clean", self.way, self.seed)
-        return "-".join(map(str, parts)).lower().replace("/", "_")
+        return "-".join(map(str, parts)).lower().replace("/", "_").replace(" ", "_")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -101,13 +112,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(run: Run, options: argparse.Namespace) -> int:
+    exp, text = options.exp / run.folder, None
+    if run.way in JUDGES:
+        status = _mend(run, options.exp)
+        if status not in DONE:
+            return status
+        text = (exp / MENDED / "text").read_text(encoding="utf-8")
+
     def prepare(corpus: Path | None, out: Path, seed: int) -> None:
         CORPORA[run.corpus](corpus, out, seed)
         if run.errors is not None:
             corrupt_text(out / "train" / "text", ERRORS[run.errors], seed)
+        if text is not None:
+            (out / "train" / "text").write_text(text, encoding="utf-8")
 
     own: dict[str, dict[str, Any]] = {}
-    if run.way != "plain":
+    if run.way in ("control", "forgiving"):
         plain = options.exp / run._replace(way="plain").folder / "model" / "model.safetensors"
         own = {"network": {"init_from": str(plain.resolve())}, "train": GOING_ON}
     if run.way == "forgiving":
@@ -118,7 +138,6 @@ def _train(run: Run, options: argparse.Namespace) -> int:
         for section, values in table.items()
         for option, value in values.items()
     ]
-    exp = options.exp / run.folder
     status = run_recipe(
         REPOSITORY / "recipes" / run.corpus,
         prepare,
@@ -129,7 +148,7 @@ def _train(run: Run, options: argparse.Namespace) -> int:
             "--to=decode",
             *(f"--set={change}" for change in (*changes, *options.set)),
         ],
-        made_of={"errors": run.errors},
+        made_of={"errors": run.errors, "mended": text and hashlib.sha256(text.encode()).hexdigest()},
     )
     if status not in DONE or run.way != "forgiving" or not ERRORS[run.errors or ""].substitution:
         return status
@@ -142,12 +161,27 @@ def _train(run: Run, options: argparse.Namespace) -> int:
     return status
 
 
+def _mend(run: Run, folder: Path) -> int:
+    """The corrupted transcripts as the network before hears them."""
+    plain, judge = (folder / run._replace(way=way).folder for way in ("plain", JUDGES[run.way]))
+    rates, model, out = (
+        ERRORS[run.errors or ""],
+        judge / "model" / "model.safetensors",
+        folder / run.folder / MENDED,
+    )
+    penalties = [
+        f"--{name}=inf" for name in ("substitution", "insertion") if not getattr(rates, name)
+    ]  # of errors that there are not
+    arpa = plain / "decode" / "grammar.arpa"
+    more = [*penalties, "--deletion=1", *MENDING.get(run.corpus, USUAL_MENDING)]
+    more += [f"--arpa={arpa}"] if arpa.is_file() else []
+    return call(["mend", str(model), str(plain / "data" / "train"), str(out), *more])
+
+
 def table_lines(results: Mapping[Run, tuple[Result, float | None]]) -> list[str]:
     """A Markdown table of the WER on test, a line for each corpus, objective, kind of error and seed."""
-    lines = [
-        f"| corpus | objective | errors | seed | {' | '.join(WAYS)} | clean | precision at 80 % recall |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    head = ["corpus", "objective", "errors", "seed", *WAYS, "clean", "precision at 80 % recall"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for run in results:
         if run.errors is None or run.way != "plain":
             continue

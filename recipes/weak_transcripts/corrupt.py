@@ -65,18 +65,17 @@ def precision_at(recall: float, doubts: Path, said: Path) -> float:
 
 
 def corrupt_text(path: Path, rates: Rates, seed: int) -> None:
-    """Corrupt the transcripts of a file `text`; utterances that keep no word go. Writes `said.json` beside it."""
+    """Corrupt the transcripts of a file `text`; those that keep no word are empty. Writes `said.json` beside it."""
     text = read_text(path)
     vocabulary = sorted({word for words in text.values() for word in words})
     random = np.random.default_rng(seed)
     found = {name: corrupt(words, vocabulary, rates, random) for name, words in text.items()}
-    found = {name: one for name, one in found.items() if one.words}
     write_text(path, {name: tuple(one.words) for name, one in found.items()})
     path.with_name(SAID).write_text(
         json.dumps({name: one.said for name, one in found.items()}), encoding="utf-8"
     )
-    kept = sum(sum(one.said) for one in found.values())
+    kept, empty = sum(sum(one.said) for one in found.values()), sum(not one.words for one in found.values())
     written, before = sum(len(one.words) for one in found.values()), sum(map(len, text.values()))
     print(
-        f"{path}: {before} words became {written}, of which {kept} were said; {len(text) - len(found)} utterances left"
+        f"{path}: {before} words became {written}, of which {kept} were said; {empty} transcripts are empty"
     )
