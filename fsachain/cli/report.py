@@ -14,7 +14,7 @@ from fsachain.cli.model import FINAL_MODEL, AcousticModel, check_lang
 from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option, option
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.errors import counted
-from fsachain.plot import phone_trellis
+from fsachain.plot.occupancy import by_phone, trellises
 from fsachain.progress import counter
 from fsachain.report.collect import Layout
 from fsachain.report.heard import Seen
@@ -91,13 +91,14 @@ def occupancies(
     outputs = model.outputs(model.examples(data))
     leak = model.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
     seen = {}
-    for name, numerator in numerators.items():
-        if name not in outputs:
-            reasons[name] = f"utterance {name!r}: has no frames"
-            continue
-        pair = phone_trellis(outputs[name], numerator, denominator, lang.tree, leaky_hmm_coefficient=leak)
+    reasons |= {name: f"utterance {name!r}: has no frames" for name in numerators if name not in outputs}
+    names = [name for name in numerators if name in outputs]
+    pairs = trellises(
+        [outputs[name] for name in names], [numerators[name] for name in names], denominator, leak
+    )
+    for name, pair in zip(names, pairs, strict=True):
         if all(map(math.isfinite, pair.log_probs or ())):
-            seen[name] = Seen(pair, model.timing.frame_seconds)
+            seen[name] = Seen(by_phone(pair, lang.tree), model.timing.frame_seconds)
         else:
             reasons[name] = (
                 f"utterance {name!r}: has no path of its {counted(len(outputs[name]), 'output frame')}"

@@ -267,15 +267,41 @@ def pdf_trellis(
     Raises:
         ShapeError: the network output does not fit the denominator.
     """
-    scores = np.asarray(nnet_output)
-    if scores.ndim != 2 or scores.shape[1] != denominator.num_pdfs:
-        raise ShapeError(
-            f"nnet_output: {list(scores.shape)}, expected [T, {denominator.num_pdfs}] as the denominator has"
+    return trellises([nnet_output], [numerator], denominator, leaky_hmm_coefficient, names)[0]
+
+
+def trellises(
+    nnet_outputs: Sequence[npt.ArrayLike],
+    numerators: Sequence[Numerator | Fsa],
+    denominator: DenominatorGraph,
+    leaky_hmm_coefficient: float,
+    names: Sequence[str] = (),
+) -> list[TrellisPair]:
+    """`pdf_trellis` of several utterances in one batch, which takes the kernels of a training."""
+    outputs = [np.asarray(nnet_output) for nnet_output in nnet_outputs]
+    for output in outputs:
+        if output.ndim != 2 or output.shape[1] != denominator.num_pdfs:
+            raise ShapeError(
+                f"nnet_output: {list(output.shape)}, expected [T, {denominator.num_pdfs}] as the denominator has"
+            )
+    if not outputs:
+        return []
+    lengths = [len(output) for output in outputs]
+    padded = [np.pad(output, ((0, max(lengths) - len(output)), (0, 0))) for output in outputs]
+    scores = np.stack(padded)
+    num = forward_backward(numerators, scores, lengths)
+    den = forward_backward(
+        denominator.batch(len(outputs)), scores, lengths, leaky_hmm_coefficient=leaky_hmm_coefficient
+    )
+    return [
+        TrellisPair(
+            num.occupancy[n, :length],
+            den.occupancy[n, :length],
+            tuple(names),
+            (float(num.log_prob[n]), float(den.log_prob[n])),
         )
-    num = forward_backward([numerator], scores[None])
-    den = forward_backward([denominator], scores[None], leaky_hmm_coefficient=leaky_hmm_coefficient)
-    sums = (float(num.log_prob[0]), float(den.log_prob[0]))
-    return TrellisPair(num.occupancy[0], den.occupancy[0], tuple(names), sums)
+        for n, length in enumerate(lengths)
+    ]
 
 
 def phone_trellis(
@@ -299,6 +325,11 @@ def phone_trellis(
         ShapeError: the network output does not fit the denominator.
     """
     pair = pdf_trellis(nnet_output, numerator, denominator, leaky_hmm_coefficient=leaky_hmm_coefficient)
+    return by_phone(pair, tree)
+
+
+def by_phone(pair: TrellisPair, tree: ContextTree) -> TrellisPair:
+    """A pair by pdf, added up by phone."""
     phones = _phones_of_pdfs(tree)
     names = tuple(dict.fromkeys(phones))
     group = [names.index(name) for name in phones]
