@@ -107,7 +107,12 @@ def home_of(array: Any) -> Home:
 
 def dtype_name(array: Any) -> str:
     """The name of an array's dtype, as numpy and torch agree on it, without a byte order."""
-    return str(getattr(array.dtype, "name", array.dtype)).removeprefix("torch.")
+    return _name_of(array.dtype)
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: Any) -> str:
+    return str(getattr(dtype, "name", dtype)).removeprefix("torch.")
 
 
 def on_host(array: Any) -> Any:

@@ -13,8 +13,8 @@ further frames of the k-th label. The score of a column at frame t is y[t, class
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,17 +59,14 @@ class Checks(NamedTuple):
     phase: int = 0
 
 
-@dataclass(frozen=True)
-class CtcProblem:
+class CtcProblem(NamedTuple):
     """N targets and how they are spelled; made by `make_problem`.
 
-    labels: int64 [N, U], U the largest target; entries beyond a target are 0. differs: bool [N, U + 1], see
-    `fsachain.graph.ctc.differs_from_previous`. log_prior: float64 [C]; empty for none. delay_penalty: in nats for each
-    frame.
+    labels: int64 [N, U], U the largest target; entries beyond a target are 0, C stands for any class. log_prior: float64
+    [C]; empty for none. delay_penalty: in nats for each frame.
     """
 
     labels: Integers
-    differs: npt.NDArray[np.bool_]
     label_counts: Integers
     frame_counts: Integers
     blank: int
@@ -77,6 +74,13 @@ class CtcProblem:
     topology: CtcTopology
     log_prior: Floats
     delay_penalty: float
+
+    def differs(self, n: int) -> npt.NDArray[np.bool_]:
+        """bool [U + 1] of target n, see `fsachain.graph.ctc.differs_from_previous`; any class differs from all."""
+        found, is_any = differs_from_previous(self.labels[n]), self.labels[n] == self.num_classes
+        found[1:] |= is_any
+        found[2:] |= is_any[:-1]
+        return found
 
     @property
     def repeats_apart(self) -> bool:
@@ -131,7 +135,7 @@ def column_graph(problem: CtcProblem, n: int) -> Fsa:
     count = int(problem.label_counts[n])
     fsa = column_shape(count, problem.topology, problem.repeats_apart)
     arcs = ctc_arcs(count, problem.topology)
-    missing = arcs.must_differ(problem.topology) & ~problem.differs[n, arcs.label]
+    missing = arcs.must_differ(problem.topology) & ~problem.differs(n)[arcs.label]
     log_prob = np.where(missing, -np.inf, 0.0)
     return Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, log_prob, fsa.final_log_prob)
 
@@ -146,17 +150,23 @@ def column_scores(problem: CtcProblem, scores: Rows, n: int) -> Floats:
 
 
 def write_gradient(
-    problem: CtcProblem, scores: Rows, statistics: Floats, n: int, occupancy: Floats, out: Rows
+    problem: CtcProblem, scores: Rows, statistics: Floats, n: int, occupancy: Floats, weight: float, out: Rows
 ) -> None:
-    """Sequence n of out = softmax - occupancy [T_n, K] by column; without statistics 0 is the softmax."""
-    frames = len(occupancy)
-    into, classes = out.sequence(n)[:frames], columns_of(problem, n).classes
+    """Sequence n of out = weight x (softmax - occupancy [T_n, K] by column), 0 beyond T_n or for a weight of 0.
+
+    Without statistics 0 is the softmax.
+    """
+    frames, into = len(occupancy) if weight else 0, out.sequence(n)
+    into[frames:] = 0.0
+    if not frames:
+        return
+    classes = columns_of(problem, n).classes
     gradient = np.zeros((frames, problem.num_classes))
     if statistics.size:
         top, total = statistics[:, n, :frames, None]
         gradient = np.exp(scores.sequence(n)[:frames] - top) / total
     np.subtract.at(gradient.T, classes, occupancy.T)
-    into[:] = gradient
+    into[:frames] = weight * gradient
 
 
 def joined_names(names: Sequence[str] | None, size: int) -> str:
@@ -198,7 +208,7 @@ def make_problem(
         raise ShapeError(
             f"log_priors has shape {list(log_prior.shape)}; expected {num_classes} finite numbers"
         )
-    if not np.isfinite(delay_penalty):
+    if not math.isfinite(delay_penalty):
         raise ConfigError(f"delay_penalty = {delay_penalty}; expected a finite number")
     labels, counts = _padded_labels(targets, label_counts, size, names)
     # A negative number is a large one without a sign.
@@ -206,7 +216,7 @@ def make_problem(
     if min(counts.tolist()) < labels.shape[1]:
         real = np.arange(labels.shape[1]) < counts[:, None]
         labels, wrong = np.where(real, labels, 0), wrong & real
-    if wrong.any():
+    if np.count_nonzero(wrong):
         n, k = np.argwhere(wrong)[0]
         raise DataError(
             f"{name_of(names, n)}: targets[{n}][{k}] = {labels[n, k]}; expected a class in [0, {num_classes}) other than "
@@ -215,7 +225,6 @@ def make_problem(
         )
     return CtcProblem(
         labels,
-        differs_from_previous(labels),
         counts,
         frames,
         blank,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -171,10 +171,7 @@ def _problem(
     )
     if not stars.any():
         return problem, stars
-    differs = problem.differs.copy()
-    differs[:, 1:] |= stars
-    differs[:, 2:] |= stars[:, :-1]
-    return replace(problem, labels=np.where(stars, num_classes, problem.labels), differs=differs), stars
+    return problem._replace(labels=np.where(stars, num_classes, problem.labels)), stars
 
 
 def _too_short(problem: CtcProblem) -> dict[int, str]:
@@ -184,7 +181,7 @@ def _too_short(problem: CtcProblem) -> dict[int, str]:
     ):
         repeats = 0
         if problem.topology in ("standard", "selfless"):
-            repeats = int((~problem.differs[n, : count + 1]).sum())
+            repeats = int((~problem.differs(n)[: count + 1]).sum())
         if frames < count + repeats:
             found[n] = (
                 f"{frames} frames for a target of {count} tokens, {repeats} of them repeats; expected at least "
@@ -213,7 +210,7 @@ def _best_paths(
             frames, count = int(problem.frame_counts[n]), int(problem.label_counts[n])
             own = arrays.scores_as_numpy(host[n, :frames].contiguous())
             other = np.zeros(frames) if wild is None else wild[n, :frames, 0].detach().double().cpu().numpy()
-            labels, differs = problem.labels[n, :count], problem.differs[n, : count + 1]
+            labels, differs = problem.labels[n, :count], problem.differs(n)[: count + 1]
             found[n], where[n, :frames] = best_path(
                 own, labels, differs, other, problem.blank, problem.topology
             )

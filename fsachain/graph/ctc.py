@@ -31,6 +31,7 @@ from fsachain.fsa import Floats, Fsa, Ints
 from fsachain.graph.forgive import Forgiveness
 
 CtcTopology = Literal["standard", "compact", "selfless", "minimal"]
+_TOPOLOGIES = get_args(CtcTopology)
 
 
 class CtcArcs(NamedTuple):
@@ -53,8 +54,8 @@ class CtcArcs(NamedTuple):
 
 
 def check_topology(topology: str) -> None:
-    if topology not in get_args(CtcTopology):
-        raise ConfigError(f"topology = {topology!r}; expected one of {list(get_args(CtcTopology))}")
+    if topology not in _TOPOLOGIES:
+        raise ConfigError(f"topology = {topology!r}; expected one of {list(_TOPOLOGIES)}")
 
 
 def ctc_arcs(num_labels: int, topology: CtcTopology) -> CtcArcs:

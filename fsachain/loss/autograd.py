@@ -246,10 +246,15 @@ def _rows_scaled(
             else:
                 cuda.spread_rows(device, *map(cuda.view, (first, lists, by_row, last)))
             return out.detach()
-    by_row = factors.to(values.dtype).view(-1, *[1] * (values.ndim - 1))
+    if in_place and not factors.ndim and factors.item() == 1.0:  # that of most calls of `backward`
+        return values.to(like.dtype).detach()
+    by_row = factors.to(values.dtype).view(-1, *[1] * (values.ndim - 1)) if factors.ndim else factors
     if not factors.is_cpu:
         return (values * by_row).masked_fill_(values == 0, 0).to(like.dtype)
-    infinite = [n for n, factor in enumerate(factors.tolist()) if not math.isfinite(factor)]
+    each = factors.tolist() if factors.ndim else [factors.item()]
+    infinite: list[Any] = [n for n, factor in enumerate(each) if not math.isfinite(factor)]
+    if infinite and not factors.ndim:
+        infinite = [...]
     if in_place and not infinite:
         return values.mul_(by_row).to(like.dtype).detach()
     scaled = values * by_row

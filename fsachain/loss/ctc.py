@@ -89,10 +89,11 @@ class CtcCall(NamedTuple):
 
 
 class CtcLosses(NamedTuple):
-    """What `ctc_loss` returns, the shares [N] of the sequences' losses in it, and the derivatives [T, N, C] of these losses.
+    """What `ctc_loss` returns, and the derivatives [T, N, C] of the sequences' losses.
 
     The derivatives are made in forward, by the recursion that makes the losses, and empty unless asked for; backward scales
-    them. A loss that is not finite has none.
+    them. A loss that is not finite has none. shares [N]: what each loss is multiplied by in the sum; empty where the
+    derivatives are already.
     """
 
     loss: Tensor
@@ -110,46 +111,54 @@ def _ctc(call: CtcCall) -> CtcLosses:
     if on_device:
         if call.unnormalized == "error" and not is_logits:
             _check_sums_there(scores, call.input_lengths, call.names)
-        return _reduced(call, _on_device(call, problem, gradient), gradient, problem)
+        return _scaled_later(call, _on_device(call, problem, gradient), gradient, problem)
     module, rows = ctc_backend(call.backend, scores), _rows(scores)
     size, num_frames, _ = rows.shape
     statistics = np.zeros((2 if is_logits else 0, size, num_frames))
     checks = None if is_logits else _checks(call.unnormalized)
     sums = np.ones((size, num_frames) if checks else (0, 0))
     out = _rows(gradient).flat if with_gradient else np.empty(0, rows.flat.dtype)
-    log_z = module.log_probs(problem, rows, statistics, sums, checks or Checks(), out, call.memory_budget)
+    shares = _shares(call, problem)
+    log_z = module.log_probs(
+        problem, rows, statistics, sums, checks or Checks(), out, shares, call.memory_budget
+    )
     losses = 0.0 - log_z  # -log_z would be -0 for a probability of one
     if is_logits:
         with np.errstate(invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
             losses += _log_sums(problem, statistics)
     elif checks and _is_far(sums, scores.dtype):
         if checks.every > 1:  # of all rows the worst is named
-            module.log_probs(problem, rows, statistics, sums, Checks(), out[:0], call.memory_budget)
+            module.log_probs(problem, rows, statistics, sums, Checks(), out[:0], shares, call.memory_budget)
         _refuse_sums(sums, scores, call.unnormalized, call.names)
     # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
     rounding = 8.0 * torch.finfo(scores.dtype).eps if problem.is_probability else 0.0
     for n, (loss, frames) in enumerate(zip(losses.tolist(), problem.frame_counts.tolist(), strict=True)):
         if 0.0 > loss >= -rounding * (frames + 1):
             losses[n] = 0.0
-        if with_gradient and not (loss < math.inf and frames == num_frames):
-            gradient[frames if loss < math.inf else 0 :, n] = 0.0
-    return _reduced(call, losses, gradient, problem)
+        if with_gradient and not loss < math.inf:
+            gradient[:, n] = 0.0
+    return CtcLosses(_reduced(call, losses, shares), scores.new_empty(0, dtype=torch.float64), gradient)
 
 
-def _reduced(call: CtcCall, losses: Any, gradient: Tensor, problem: CtcProblem) -> CtcLosses:
-    """From losses [N] in float64, numpy's or on a device: inf where there is no path and NaN for an illegal score."""
+def _shares(call: CtcCall, problem: CtcProblem) -> Floats:
+    """[N]: what each sequence's loss is multiplied by."""
     counts, is_mean = problem.label_counts.tolist(), call.reduction == "mean"
-    weights: Any = [1.0 / (max(count, 1) * len(counts)) if is_mean else 1.0 for count in counts]
-    library, weights = (
-        (np, np.array(weights))
-        if isinstance(losses, np.ndarray)
-        else (torch, torch.tensor(weights, dtype=torch.float64).to(losses.device))
-    )
-    shares = library.where(losses < math.inf, weights, 0.0)
+    return np.array([1.0 / (max(count, 1) * len(counts)) if is_mean else 1.0 for count in counts])
+
+
+def _reduced(call: CtcCall, losses: Any, shares: Any) -> Tensor:
+    """From losses [N] in float64, numpy's or on a device: inf where there is no path and NaN for an illegal score."""
     if call.zero_infinity:
+        library = np if isinstance(losses, np.ndarray) else torch
         losses = library.where(losses == math.inf, 0.0, losses)
-    loss = losses if call.reduction == "none" else losses.dot(weights)
-    return CtcLosses(torch.as_tensor(loss, dtype=_wide(call.scores)), torch.as_tensor(shares), gradient)
+    loss = losses if call.reduction == "none" else losses.dot(shares)
+    return torch.as_tensor(loss, dtype=_wide(call.scores))
+
+
+def _scaled_later(call: CtcCall, losses: Tensor, gradient: Tensor, problem: CtcProblem) -> CtcLosses:
+    """Where the gradient lacks the shares."""
+    shares = torch.from_numpy(_shares(call, problem)).to(losses.device)
+    return CtcLosses(_reduced(call, losses, shares), torch.where(losses < math.inf, shares, 0.0), gradient)
 
 
 def _wide(scores: Tensor) -> torch.dtype:
@@ -162,13 +171,16 @@ def _fake_ctc(call: CtcCall) -> CtcLosses:
     gradient = scores.new_empty(scores.shape if with_gradient else (0, 0, 0), dtype=_wide(scores))
     if with_gradient and _is_batch_first(scores):
         gradient = gradient.transpose(0, 1).contiguous().transpose(0, 1)
-    return CtcLosses(loss, scores.new_empty(size, dtype=torch.float64), gradient)
+    lacking = size if call.penalties or scores.is_cuda else 0
+    return CtcLosses(loss, scores.new_empty(lacking, dtype=torch.float64), gradient)
 
 
 def _ctc_gradient(
     factor: Tensor, shares: Tensor, gradient: Tensor, scores: Tensor, is_last: bool
 ) -> dict[str, Tensor | None]:
-    factors = factor * shares
+    if not len(shares) and not factor.ndim:
+        return {"scores": scale_rows(gradient, factor, scores, is_last)}
+    factors = factor * shares if len(shares) else factor
     if scores.is_cpu:
         return {"scores": scale_rows(gradient.transpose(0, 1), factors, scores, is_last).transpose(0, 1)}
     used = torch.where(shares > 0.0, factors, 0.0)  # whatever comes in
@@ -193,16 +205,16 @@ def _forgiving(call: CtcCall) -> CtcLosses:
         real = torch.arange(len(scores), device=scores.device)[:, None] < lengths
         real &= torch.isfinite(log_prob)
         gradient += torch.where(real.unsqueeze(2), normalized.exp(), 0.0)
-    return _reduced(call, 0.0 - log_prob, gradient, problem)
+    return _scaled_later(call, 0.0 - log_prob, gradient, problem)
 
 
 def _gradient_of(scores: Tensor, wanted: bool) -> Tensor:
     """Uninitialised; contiguous or batch first as the scores are."""
     if not wanted:
         return scores.new_empty((0, 0, 0), dtype=_wide(scores))
-    if _is_batch_first(scores):
-        return cast(Tensor, new_like(scores.transpose(0, 1), "empty").transpose(0, 1))
-    return cast(Tensor, new_like(scores, "empty"))
+    is_batch_first = _is_batch_first(scores)
+    made: Tensor = new_like(scores.transpose(0, 1) if is_batch_first else scores, "empty")
+    return made.transpose(0, 1) if is_batch_first else made
 
 
 _NO_PRIORS = np.empty(0)
@@ -244,7 +256,7 @@ def _is_far(sums: Floats, dtype: torch.dtype) -> bool:
     """Whether a sum misses one, by more than rounding of the scores."""
     # Log-probabilities down to -16 that are rounded by half a unit may miss one by 8 units.
     most = max(1e-3, 16.0 * torch.finfo(dtype).eps)
-    return not (sums.min(initial=1.0) >= 1.0 - most and sums.max(initial=1.0) <= 1.0 + most)
+    return bool(np.count_nonzero(np.abs(sums - 1.0) <= most) < sums.size)
 
 
 def _checks(unnormalized: str) -> Checks | None:

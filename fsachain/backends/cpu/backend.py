@@ -22,7 +22,17 @@ from fsachain.backends.cpu.frames import AccurateFrames, Frames, make_columns
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Layout, OwnGroups
-from fsachain.backends.cpu.memory import Plan, Shape, make_plan, memory_for, shape_of, thread_budget, trim
+from fsachain.backends.cpu.memory import (
+    Shape,
+    borrow,
+    give_back,
+    make_plan,
+    memory_block,
+    shape_of,
+    thread_budget,
+    trim,
+    whole_plan,
+)
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
     kind_of,
@@ -94,8 +104,7 @@ def _clear(form: Any, rows: Any) -> None:
         write(form, rows, i, zero(form, rows))
 
 
-@jit_on_views
-def run(
+def _run_segments(
     form: Any,
     table: Any,
     c: Any,
@@ -143,6 +152,9 @@ def run(
             _copy(memory.checkpoints[index], work.history[0])
             forward(form, table, c, frames, first, last, work, record)
         backward(form, table, c, frames, first, last, work, out)
+
+
+run, run_inside = jit_on_views(_run_segments), helper(_run_segments)  # from Python, from another kernel
 
 
 @jit_on_views
@@ -398,11 +410,13 @@ def _in_numbers(graph: _Graph, job: _Job, lanes: npt.NDArray[np.int64]) -> tuple
         padded, factors = np.resize(lanes, width), np.resize(factors, width)
         lengths = np.concatenate([lengths, np.full(width - len(lanes), -1)])
     count = int(lengths.max())
-    plan = make_plan(shape, count, job.budget) if len(job.out) else Plan(count, max(count, 1))
+    plan = make_plan(shape, count, job.budget) if len(job.out) else whole_plan(count)
     limit = -ZERO_EXPONENT[dtype.itemsize] / 4 if form.is_wide else SMALLEST[dtype]
     found, certain = np.empty((2, width)), np.empty(width, np.bool_)
-    with memory_for(shape, plan, plan.segment if len(job.out) else 1) as memory:
-        inputs = job.scores, padded, lengths, columns
+    block = memory_block(shape, plan, plan.segment if len(job.out) else 1)
+    buffer = borrow(block.size)
+    try:
+        memory, inputs = block.at(buffer), (job.scores, padded, lengths, columns)
         frames = pack(Frames(*inputs) if job.accuracy is None else AccurateFrames(*inputs, job.accuracy))
         leak = _leak(form, job.leaky, dtype)
         arguments = form, table, leak, frames, plan.segment, memory, limit, factors, found, certain, job.out
@@ -414,6 +428,8 @@ def _in_numbers(graph: _Graph, job: _Job, lanes: npt.NDArray[np.int64]) -> tuple
             certain[0] = confirm(form, table, leak, frames, memory)
             if certain[0] and len(job.out):
                 run(*arguments, True)
+    finally:
+        give_back(buffer)
     return found[:, : len(lanes)], certain[: len(lanes)]
 
 

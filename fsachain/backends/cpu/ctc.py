@@ -18,19 +18,31 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cpu import log as cpu_log
-from fsachain.backends.cpu.backend import DOUBLE, SMALLEST, run
-from fsachain.backends.cpu.frames import FORMS, CtcFrames, OwnColumns, leave_out_masks
+from fsachain.backends.cpu.backend import DOUBLE, SMALLEST, run_inside
+from fsachain.backends.cpu.frames import FORMS, CtcFrames, CtcRows, OwnColumns, clear_own, leave_out_masks
 from fsachain.backends.cpu.jit import helper, jit, jit_on_views
 from fsachain.backends.cpu.layouts import ArcRows
-from fsachain.backends.cpu.memory import Plan, Shape, make_plan, memory_for, shape_of, thread_budget, trim
+from fsachain.backends.cpu.memory import (
+    Block,
+    Plan,
+    Shape,
+    borrow,
+    give_back,
+    make_plan,
+    memory_block,
+    shape_of,
+    thread_budget,
+    trim,
+    whole_plan,
+)
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
     Weights,
     weights,
 )
 from fsachain.backends.cpu.simd import LINE, aligned_bytes
-from fsachain.backends.cpu.structs import Form, Packed, address_of, pack
-from fsachain.backends.cpu.tables import kernel_table
+from fsachain.backends.cpu.structs import Form, address_of, array_type, pack, struct_type, words_of
+from fsachain.backends.cpu.tables import KernelTable, kernel_table
 from fsachain.backends.cpu.threads import run_all, threads_for
 from fsachain.backends.ctc import (
     Checks,
@@ -61,119 +73,111 @@ LABELS = 8  # graphs are made for multiples of so many labels: few of them, and 
 
 
 class Group(NamedTuple):
-    """Some sequences side by side: the form of their numbers, their lanes and lengths, -1 for none, and what they run on."""
+    """What some sequences side by side run on: fields of kernels' arguments, as `Stage` lays them out.
 
-    form: Form
-    lanes: Integers
-    lengths: Integers
-    table: Packed
-    columns: Packed  # `OwnColumns`
-    shape: Shape
-
-
-class _Pattern(NamedTuple):
-    """What all targets of so many labels have in common.
-
-    What a target decides stands in a block of `size` bytes; its parts, (shape, type, first byte) of arrays, are the last
-    arguments of `_fill`. The words of table and columns are those for a block at address 0; the entries `in_block` of each
-    are addresses there. Weights come in the three orders of `ArcRows`, then the final ones. `rows`: of arcs that are there
-    only where the label that they lead to, in `labels`, differs from the one before; final [U + 1, 2]: of the final states
-    of a target of so many labels. column_labels: see `fsachain.backends.ctc`.
+    What a target decides is `fill`ed in: mantissas and exponents, of the weights of `table` in the three orders of
+    `ArcRows`, then the final ones; offset, slope, active and counts of its columns; lanes and lengths. The same for all
+    targets of so many labels are `rows` of arcs that are there only where the label that they lead to, in `labels`,
+    differs from the one before it; final [U + 1, 2]: of the final states of a target of so many labels; column_labels: see
+    `fsachain.backends.ctc`. factors [W], found [2, W], certain [W]: of `run`.
     """
 
-    shape: Shape
-    size: int
-    parts: tuple[tuple[tuple[int, ...], Any, int], ...]
-    table: Packed
-    columns: Packed
-    in_block: tuple[Integers, ...]
+    mantissas: Floats
+    exponents: Integers
+    offset: Floats
+    slope: Floats
+    active: npt.NDArray[np.uint32]
+    counts: Integers
+    lanes: Integers
+    lengths: Integers
+    factors: Floats
+    found: Floats
+    certain: Integers
     rows: Integers
     labels: Integers
     final: Integers
     column_labels: Integers
-
-
-def group_of(problem: CtcProblem, kind: int, lanes: Integers) -> Group:
-    """What a target decides is filled into a block of its own; all else is made once."""
-    form = FORMS_TRIED[1 if len(lanes) == 1 else WIDTHS[-1]][kind]
-    most = max(problem.label_counts[lanes].tolist())
-    own = _pattern(-(-most // LABELS) * LABELS, problem.topology, problem.repeats_apart, form)
-    block = aligned_bytes(own.size)
-    parts = [np.ndarray(shape, dtype, block, first) for shape, dtype, first in own.parts]
-    _fill(
-        lanes,
-        problem.labels,
-        problem.differs,
-        problem.label_counts,
-        problem.frame_counts,
-        problem.log_prior,
-        problem.blank,
-        problem.delay_penalty,
-        own.rows,
-        own.labels,
-        own.final,
-        own.column_labels,
-        *parts,
-    )
-    start = address_of(block)
-    table, columns = (
-        Packed((block, own), part._numba_type_, part.words + at * start)
-        for part, at in zip((own.table, own.columns), own.in_block, strict=True)
-    )
-    return Group(form, parts[-2], parts[-1], table, columns, own.shape)
+    table: KernelTable
+    columns: OwnColumns
 
 
 @jit_on_views
-def _fill(
+def _run(
+    form: Any,
+    c: Any,
+    group: Any,
     given: Any,
     labels: Any,
-    differs: Any,
     label_counts: Any,
     frame_counts: Any,
     log_prior: Any,
     blank: int,
     delay_penalty: float,
-    rows: Any,
-    row_labels: Any,
-    final: Any,
-    column_labels: Any,
-    mantissas: Any,
-    exponents: Any,
-    offset: Any,
-    slope: Any,
-    active: Any,
-    counts: Any,
-    lanes: Any,
-    lengths: Any,
+    segment: int,
+    limit: float,
+    weights: Any,
+    log_z: Any,
+    all_certain: Any,
+    out: Any,
+) -> None:
+    """log Z of the sequences `given`, whether each is certain, and the gradient of those that are: see `log_probs`."""
+    _fill(group, given, labels, label_counts, frame_counts, log_prior, blank, delay_penalty)
+    for g in range(len(group.lanes)):
+        group.factors[g] = -weights[group.lanes[g]]
+    found, certain, frames = group.found, group.certain, group.frames
+    rest = group.memory, limit, group.factors, found, certain, out, False
+    run_inside(form, group.table, c, frames, segment, *rest)
+    for g in range(len(given)):
+        log_z[given[g]], all_certain[given[g]] = found[0, g], certain[g] != 0
+        if certain[g] != 0 and len(out) > 0:
+            is_written = math.isfinite(found[0, g]) and group.factors[g] != 0.0
+            clear_own(frames, g, group.lengths[g] if is_written else 0, out)
+
+
+@helper
+def _fill(
+    group: Any,
+    given: Any,
+    labels: Any,
+    label_counts: Any,
+    frame_counts: Any,
+    log_prior: Any,
+    blank: int,
+    delay_penalty: float,
 ) -> None:
     """Weights, columns, lanes and lengths of the sequences `given`, of which some fill up the lanes once more."""
-    first = final[0, 0]
+    mantissas, rows, row_labels = group.mantissas, group.rows, group.labels
+    column_labels, first = group.column_labels, group.final[0, 0]
     for k in range(len(column_labels)):
-        slope[k] = delay_penalty if k > 0 and column_labels[k] > column_labels[k - 1] else 0.0
-    for g in range(len(lanes)):
+        group.slope[k] = delay_penalty if k > 0 and column_labels[k] > column_labels[k - 1] else 0.0
+    for g in range(len(group.lanes)):
         n = given[g % len(given)]
         count = label_counts[n]
-        lanes[g], lengths[g] = n, frame_counts[n] if g < len(given) else -1
+        group.lanes[g], group.lengths[g] = n, frame_counts[n] if g < len(given) else -1
         for row in range(len(mantissas)):
             mantissas[row, g] = 1.0 if row < first else 0.0
         for i in range(len(rows)):
-            if row_labels[i] <= count and not differs[n, row_labels[i]]:
+            label = row_labels[i]
+            if label <= count and labels[n, label - 1] == labels[n, label - 2]:
                 mantissas[rows[i], g] = 0.0
         for i in range(2):
-            mantissas[final[count, i], g] = 1.0
-        for row in range(len(exponents)):
-            exponents[row, g] = 0 if mantissas[row, g] > 0.0 else ZERO
-        counts[g] = 0
+            mantissas[group.final[count, i], g] = 1.0
+        for row in range(len(group.exponents)):
+            group.exponents[row, g] = 0 if mantissas[row, g] > 0.0 else ZERO
+        group.counts[g] = 0
         for k in range(len(column_labels)):
             own = column_labels[k] <= count
-            counts[g] += own
+            group.counts[g] += own
             class_ = labels[n, column_labels[k] - 1] if own and column_labels[k] > 0 else blank
-            active[k, g] = class_
-            offset[k, g] = log_prior[class_] if len(log_prior) > 0 else 0.0
+            group.active[k, g] = class_
+            group.offset[k, g] = log_prior[class_] if len(log_prior) > 0 else 0.0
 
 
 @lru_cache(maxsize=256)
-def _pattern(num_labels: int, topology: CtcTopology, repeats_apart: bool, form: Form) -> _Pattern:
+def _pattern(
+    num_labels: int, topology: CtcTopology, repeats_apart: bool, form: Form
+) -> tuple[Group, npt.NDArray[np.uint8], Shape]:
+    """The group of targets of at most so many labels, the block that it lies in, and its sizes."""
     fsa, own = column_shape(num_labels, topology, repeats_apart), ctc_arcs(num_labels, topology)
     data = kernel_table(compile_table(fsa), DOUBLE, form, False, ArcRows)
     arcs: Any = data.arcs
@@ -194,21 +198,24 @@ def _pattern(num_labels: int, topology: CtcTopology, repeats_apart: bool, form: 
         firsts.append(firsts[-1] + len(number))
     last, width = firsts[-1] + fsa.num_states, form.width
     label_of = column_labels(num_labels, repeats_apart)
-    parts, size = [], 0
-    for shape, kind in (
-        ((last, width), np.float64),  # mantissas
-        ((last if form.is_wide else 0, width), np.int64),  # exponents
-        ((len(label_of), width), np.float64),  # offset
-        ((len(label_of),), np.float64),  # slope
-        ((len(label_of), width), np.uint32),  # active
-        *[((width,), np.int64)] * 3,  # counts, lanes, lengths
-    ):
-        parts.append((shape, kind, size))
-        size += -(-math.prod(shape) * np.dtype(kind).itemsize // LINE) * LINE
-    block = aligned_bytes(size)
-    mantissas, exponents, offset, slope, active, counts, *_ = [
-        np.ndarray(shape, kind, block, first) for shape, kind, first in parts
+    sizes: tuple[tuple[tuple[int, ...], Any], ...] = (  # of the first fields of `Group`
+        ((last, width), np.float64),
+        ((last if form.is_wide else 0, width), np.int64),
+        ((len(label_of), width), np.float64),
+        ((len(label_of),), np.float64),
+        ((len(label_of), width), np.uint32),
+        *[((width,), np.int64)] * 3,
+        ((width,), np.float64),
+        ((2, width), np.float64),
+        ((width,), np.int64),
+    )
+    lines = [-(-math.prod(shape) * np.dtype(kind).itemsize // LINE) * LINE for shape, kind in sizes]
+    block = aligned_bytes(sum(lines))
+    parts: list[Any] = [
+        np.ndarray(shape, kind, block, first)
+        for (shape, kind), first in zip(sizes, itertools.accumulate(lines, initial=0), strict=False)
     ]
+    mantissas, exponents, offset, slope, active, counts = parts[:6]
     one, two, three, final = (
         Weights(mantissas[a:b], exponents[a:b]) for a, b in itertools.pairwise((*firsts, last))
     )
@@ -216,35 +223,72 @@ def _pattern(num_labels: int, topology: CtcTopology, repeats_apart: bool, form: 
     data = data._replace(arcs=arcs, final=final)
     place = np.arange(len(label_of), dtype=np.uint32)
     columns: Any = OwnColumns(active, counts, offset, slope, np.empty(0, np.int64), place)
-    packed, start = (pack(data), pack(columns)), address_of(block)
-    in_block = tuple([((x.words >= start) & (x.words <= start + size)).astype(np.int64) for x in packed])
-    for part, at in zip(packed, in_block, strict=True):
-        part.words -= start * at
-    return _Pattern(
-        shape_of(data, columns, form, DOUBLE),
-        size,
-        tuple(parts),
-        *packed,
-        in_block,
+    group = Group(
+        *parts,  # type: ignore[call-arg]
         np.concatenate(rows),
         np.concatenate(labels),
         firsts[-1] + np.stack(final_states(np.arange(num_labels + 1), topology), axis=1),
         label_of,
+        data,
+        columns,
     )
+    return group, block, shape_of(data, columns, form, DOUBLE)
+
+
+@lru_cache(maxsize=1024)
+def _stage(
+    num_labels: int,
+    topology: CtcTopology,
+    repeats_apart: bool,
+    form: Form,
+    itemsize: int,
+    plan: Plan,
+    kept: int,
+) -> tuple[Block, int, Group]:
+    """A `Group` with its `frames`, for scores of `itemsize` bytes, and its `memory`.
+
+    Also the first word of the call's rows, and the group, some of whose arrays lie elsewhere and must live.
+    """
+    group, block, shape = _pattern(num_labels, topology, repeats_apart, form)
+    own, memory, masks = pack(group), memory_block(shape, plan, kept), leave_out_masks(itemsize)
+    rows = pack(CtcRows(masks, np.empty((2, 0, 0)), np.empty((0, 0)), *[0] * 6))
+    kind, start = own._numba_type_, address_of(block)
+    in_block = ((own.words >= start) & (own.words <= start + len(block))).astype(np.int64)
+    parts = (
+        own.words - start * in_block,
+        memory.words + len(block) * memory.in_block,
+        rows.words[:2],
+        rows.words,
+    )
+    _, memory_at, masks_at, rows_at, _ = itertools.accumulate(map(len, parts), initial=0)
+    frames = struct_type(
+        CtcFrames,
+        (
+            ("rows", rows._numba_type_, rows_at),
+            *[(name, kind[name], kind.first_word(name)) for name in ("lanes", "lengths", "columns")],
+            ("form", FORMS[itemsize]._numba_type_, 0),
+            ("masks", array_type(masks.dtype, 1), masks_at),
+        ),
+    )
+    whole = struct_type(
+        Group, (*kind.fields, ("memory", memory.numba_type, memory_at), ("frames", frames, 0))
+    )
+    flags = np.concatenate([in_block, memory.in_block, np.zeros(2 + len(rows.words), np.int64)])
+    return Block(whole, np.concatenate(parts), flags, len(block) + memory.size), rows_at, group
 
 
 ALONE = 3  # so many sequences of a thread take less time one after the other than side by side
 
 
 class _Job(NamedTuple):
-    """What a call works on: see `log_probs`. budget: bytes for each thread."""
+    """What a call works on: see `log_probs`. rows: the words of its `CtcRows`; budget: bytes for each thread."""
 
     problem: CtcProblem
+    rows: list[int]
     scores: Rows
     statistics: Floats
-    sums: Floats
-    checks: Checks
     out: npt.NDArray[np.floating]
+    weights: Floats
     budget: float
 
 
@@ -255,16 +299,25 @@ def log_probs(
     sums: Floats,
     checks: Checks,
     out: npt.NDArray[np.floating],
+    weights: Floats,
     memory_budget: float | None,
 ) -> Floats:
     """log Z [N] of scores as they are.
 
-    Of real rows three arrays are filled, each unless it is empty: statistics [2, N, T] with maxima m and the sums of
+    Of real rows two arrays are filled, each unless it is empty: statistics [2, N, T] with maxima m and the sums of
     exp(y - m); sums [N, T], where `checks` says so, with the sums of exp(y), within 1e-4 of themselves and where no y is
-    above 88; out, flat and strided as the scores, with softmax - occupancy, of which the softmax is left out without
-    statistics. Sequences whose log Z is not finite are not written to `out`.
+    above 88. So is `out`, flat and strided as the scores, with weights [N] times softmax - occupancy, of which the softmax
+    is left out without statistics; with zeros in rows that are not real, and where log Z is not finite.
     """
-    job = _Job(problem, scores, statistics, sums, checks, out, thread_budget(memory_budget))
+    job = _Job(
+        problem,
+        words_of(CtcRows(scores.flat, statistics, sums, *scores.strides, *scores.shape[1:], *checks)),
+        scores,
+        statistics,
+        out,
+        weights,
+        thread_budget(memory_budget),
+    )
     size = len(problem.labels)
     log_z, certain, waiting = np.empty(size), np.empty(size, np.bool_), np.arange(size)
     # Half a nanosecond for a class of a frame, and some 30 for a label.
@@ -292,52 +345,40 @@ def _groups(problem: CtcProblem, waiting: Integers, threads: int) -> list[Intege
     return np.array_split(ordered, count)
 
 
-def _in_numbers(
-    job: _Job, kind: int, lanes: Integers, log_z: Floats, all_certain: npt.NDArray[np.bool_]
-) -> None:
+def _in_numbers(job: _Job, kind: int, lanes: Integers, log_z: Floats, certain: npt.NDArray[np.bool_]) -> None:
     """log Z of the lanes and whether each is certain; the gradient of those that are."""
     problem = job.problem
-    form, padded, lengths, table, columns, shape = group_of(problem, kind, lanes)
-    count = max(lengths.tolist())
-    plan = make_plan(shape, count, job.budget) if len(job.out) else Plan(count, max(count, 1))
-    limit = -ZERO / 4 if form.is_wide else SMALLEST[DOUBLE]
-    found, certain = np.empty((2, len(padded))), np.empty(len(padded), np.bool_)
-    size = job.scores.flat.itemsize
-    with memory_for(shape, plan, plan.segment if len(job.out) else 1) as memory:
-        frames = CtcFrames(
-            scores=job.scores.flat,
-            lanes=padded,
-            lengths=lengths,
-            columns=columns,
-            strides=np.array(job.scores.strides),
-            num_classes=problem.num_classes,
-            statistics=job.statistics,
-            sums=job.sums,
-            every=job.checks.every,
-            phase=job.checks.phase,
-            form=FORMS[size],
-            masks=leave_out_masks(size),
-        )
-        run(
+    form = FORMS_TRIED[1 if len(lanes) == 1 else WIDTHS[-1]][kind]
+    most, count = (max(x[lanes].tolist()) for x in (problem.label_counts, problem.frame_counts))
+    pattern = -(-most // LABELS) * LABELS, problem.topology, problem.repeats_apart, form
+    shape = _pattern(*pattern)[2]
+    plan = make_plan(shape, count, job.budget) if len(job.out) else whole_plan(count)
+    kept = plan.segment if len(job.out) else 1
+    block, rows, _kept = _stage(*pattern, job.scores.flat.itemsize, plan, kept)
+    buffer = borrow(block.size)
+    try:
+        group = block.at(buffer)
+        group.words[rows:] = job.rows
+        _run(
             form,
-            table,
             _no_leak(form),
-            pack(frames),
+            group,
+            lanes,
+            problem.labels,
+            problem.label_counts,
+            problem.frame_counts,
+            problem.log_prior,
+            problem.blank,
+            problem.delay_penalty,
             plan.segment,
-            memory,
-            limit,
-            _minus_ones(len(padded)),
-            found,
+            -ZERO / 4 if form.is_wide else SMALLEST[DOUBLE],
+            job.weights,
+            log_z,
             certain,
             job.out,
-            False,
         )
-    log_z[lanes], all_certain[lanes] = found[0, : len(lanes)], certain[: len(lanes)]
-
-
-@lru_cache
-def _minus_ones(width: int) -> Floats:
-    return np.full(width, -1.0)
+    finally:
+        give_back(buffer)
 
 
 @lru_cache(maxsize=8)
@@ -350,11 +391,12 @@ def _in_logs(job: _Job, n: int, log_z: Floats) -> None:
     table, scores = compile_table(column_graph(job.problem, n)), column_scores(job.problem, job.scores, n)
     pdfs = np.zeros((len(scores) if len(job.out) else 0, len(table.active_pdfs)))
     log_z[n], _ = cpu_log.run(table, scores, 0.0, cpu_log.Wanted(pdfs=pdfs))
-    if len(job.out) and np.isfinite(log_z[n]):
+    if len(job.out):
         occupancy = np.zeros(scores.shape)
         occupancy[:, table.active_pdfs] = pdfs
+        weight = job.weights[n] if np.isfinite(log_z[n]) else 0.0
         into = job.scores._replace(flat=job.out)
-        write_gradient(job.problem, job.scores, job.statistics, n, occupancy, into)
+        write_gradient(job.problem, job.scores, job.statistics, n, occupancy, weight, into)
 
 
 # The best path of a target, equations (8) and (9) on the graphs of `graph.ctc`, in float64.

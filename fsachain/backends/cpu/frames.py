@@ -247,25 +247,35 @@ class OwnColumns(NamedTuple):
     place: npt.NDArray[np.uint32]
 
 
-class CtcFrames(NamedTuple):
-    """Scores, flat, of sequences lanes[g] of lengths[g] frames, -1 if there is none for the lane.
+class CtcRows(NamedTuple):
+    """What a call reads, and fills beside its gradient; all numbers are flat.
 
-    strides [2]: entries from one sequence and from one frame to the next. num_classes: C. statistics [2, N, T]: of each row
-    what `row_statistics` finds; if there are any, the gradient is that through a log-softmax. sums [N, T], if there are any:
-    `row_sum` of the frames t for which `every` divides t + phase; the others stay what they are. form: of a register of
-    scores; masks: `leave_out_masks`.
+    strides: entries from one sequence and from one frame to the next. statistics [2, N, T]: of each row what
+    `row_statistics` finds; if there are any, the gradient is that through a log-softmax. sums [N, T], if there are any:
+    `row_sum` of the frames t for which `every` divides t + phase; the others stay what they are.
     """
 
     scores: npt.NDArray[np.floating]
-    lanes: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    columns: OwnColumns | Packed
-    strides: npt.NDArray[np.int64]
-    num_classes: int
     statistics: npt.NDArray[np.float64]
     sums: npt.NDArray[np.float64]
+    sequence_stride: int
+    frame_stride: int
+    num_frames: int
+    num_classes: int
     every: int
     phase: int
+
+
+class CtcFrames(NamedTuple):
+    """Sequences lanes[g] of lengths[g] frames, -1 if there is none for the lane.
+
+    form: of a register of scores; masks: `leave_out_masks`.
+    """
+
+    rows: CtcRows
+    lanes: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]
+    columns: OwnColumns
     form: Any
     masks: npt.NDArray[np.floating]
 
@@ -279,22 +289,22 @@ def _prefetch_row(flat: Any, start: int, count: int) -> None:
 @helper
 def copy_own(form: Any, frames: Any, t: int, work: Any) -> None:
     """work.scores[k, g] = the score of column k, -inf beyond a lane's columns and past a sequence's end."""
-    columns, flat, rows = frames.columns, frames.scores, work.scores
-    num_columns = len(columns.active)
+    columns, given, rows = frames.columns, frames.rows, work.scores
+    flat, num_columns = given.scores, len(columns.active)
     for g in range(len(form)):
         count = 0
         if t < frames.lengths[g]:
             count = columns.counts[g]
             n = frames.lanes[g]
-            start = n * frames.strides[0] + t * frames.strides[1]
-            if frames.statistics.size > 0:
-                top, total = row_statistics(frames.form, flat, frames.masks, start, frames.num_classes)
-                frames.statistics[0, n, t] = top
-                frames.statistics[1, n, t] = total
-            elif frames.sums.size > 0 and (t + frames.phase) % frames.every == 0:
-                frames.sums[n, t] = row_sum(frames.form, flat, frames.masks, start, frames.num_classes)
+            start = n * given.sequence_stride + t * given.frame_stride
+            if given.statistics.size > 0:
+                top, total = row_statistics(frames.form, flat, frames.masks, start, given.num_classes)
+                given.statistics[0, n, t] = top
+                given.statistics[1, n, t] = total
+            elif given.sums.size > 0 and (t + given.phase) % given.every == 0:
+                given.sums[n, t] = row_sum(frames.form, flat, frames.masks, start, given.num_classes)
             if t + 1 < frames.lengths[g]:
-                _prefetch_row(flat, start + frames.strides[1], frames.num_classes)
+                _prefetch_row(flat, start + given.frame_stride, given.num_classes)
             late = (frames.lengths[g] - 1) * 0.5 - t
             for k in range(count):
                 y = flat[start + columns.active[k, g]]
@@ -306,24 +316,33 @@ def copy_own(form: Any, frames: Any, t: int, work: Any) -> None:
 @helper
 def add_own(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> None:
     """The gradient of frame t where the factor is not 0: the rows of shares over zeros, or over minus factor x softmax."""
-    columns = frames.columns
+    columns, given = frames.columns, frames.rows
     for g in range(len(form)):
         factor = work.factors[0, g]
         if t < frames.lengths[g] and factor != 0.0:
             n = frames.lanes[g]
-            start = n * frames.strides[0] + t * frames.strides[1]
-            if frames.statistics.size > 0:
-                kind, total = frames.scores.dtype.type, frames.statistics[1, n, t]
-                top, scale = kind(frames.statistics[0, n, t]), kind(-factor / total)
+            start = n * given.sequence_stride + t * given.frame_stride
+            if given.statistics.size > 0:
+                kind, total = given.scores.dtype.type, given.statistics[1, n, t]
+                top, scale = kind(given.statistics[0, n, t]), kind(-factor / total)
                 numbers = top, scale, kind(np.inf), kind(1)
-                write_softmax(frames.form, frames.scores, start, frames.num_classes, numbers, out)
+                write_softmax(frames.form, given.scores, start, given.num_classes, numbers, out)
             else:
-                write_zeros(frames.form, out, start, frames.num_classes)
+                write_zeros(frames.form, out, start, given.num_classes)
             if t > 0:
-                _prefetch_row(frames.scores, start - frames.strides[1], frames.num_classes)
-                _prefetch_row(out, start - frames.strides[1], frames.num_classes)
+                _prefetch_row(given.scores, start - given.frame_stride, given.num_classes)
+                _prefetch_row(out, start - given.frame_stride, given.num_classes)
             for k in range(columns.counts[g]):
                 out[start + columns.active[k, g]] += rows[k, g]
+
+
+@helper
+def clear_own(frames: Any, g: int, first: int, out: Any) -> None:
+    """Zeros in the rows of lane g from frame `first` on."""
+    given = frames.rows
+    for t in range(first, given.num_frames):
+        start = frames.lanes[g] * given.sequence_stride + t * given.frame_stride
+        write_zeros(frames.form, out, start, given.num_classes)
 
 
 ALONG = 8  # pdfs or states side by side where a single sequence has no others beside it

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -128,9 +126,15 @@ def make_plan(shape: Shape, frames: int, budget: float) -> Plan:
     """All alphas if they fit `budget` bytes, else the segments that need least memory."""
     frame = shape.row * shape.dtype.itemsize
     if ((frames + 1) * shape.alphas + frames * shape.pdfs) * frame <= budget:
-        return Plan(frames, max(frames, 1))
+        return whole_plan(frames)
     segment = math.ceil(math.sqrt(frames * shape.alphas / (shape.alphas + shape.pdfs)))
     return Plan(frames, max(segment, 1))
+
+
+def whole_plan(frames: int) -> Plan:
+    """One segment; that of a multiple of 16 frames serves all that are a little shorter."""
+    frames = max(-(-frames // 16), 1) * 16
+    return Plan(frames, frames)
 
 
 class Record(NamedTuple):
@@ -188,32 +192,40 @@ class Memory(NamedTuple):
     checkpoints: npt.NDArray[np.floating]
 
 
-@contextmanager
-def memory_for(shape: Shape, plan: Plan, kept: int) -> Iterator[Packed]:
-    """A `Memory` for a group whose passes keep `kept` frames at a time: a segment's, or 1 where no beta will run.
+class Block(NamedTuple):
+    """How a named tuple of arrays lies in a block of `size` bytes that begins at a line.
 
-    It lies in a buffer that begins at a line, and that the next group takes again.
+    words: those of the tuple if the block is at address 0, which is added to those that `in_block` says (1, else 0).
     """
-    numba_type, words, is_address, size = _layout(shape, plan, kept)
+
+    numba_type: StructType
+    words: npt.NDArray[np.int64]
+    in_block: npt.NDArray[np.int64]
+    size: int
+
+    def at(self, buffer: Bytes) -> Packed:
+        return Packed(buffer, self.numba_type, self.words + self.in_block * address_of(buffer))
+
+
+def borrow(size: int) -> Bytes:
+    """A buffer of at least so many bytes, which the next group takes again: see `give_back`."""
     with _lock:
-        fitting = [index for index, buffer in enumerate(_buffers) if len(buffer) >= size]
-        buffer = _buffers.pop(fitting[0]) if fitting else None
-        if buffer is None and _buffers:
+        for index, buffer in enumerate(_buffers):
+            if len(buffer) >= size:
+                return _buffers.pop(index)
+        if _buffers:
             _buffers.pop()  # too small: the larger one takes its place
-    if buffer is None:
-        buffer = aligned_bytes(size)
-    try:
-        yield Packed(buffer, numba_type, words + is_address * address_of(buffer))
-    finally:
-        with _lock:
-            _buffers.append(buffer)
+    return aligned_bytes(size)
 
 
-@lru_cache(maxsize=512)
-def _layout(
-    shape: Shape, plan: Plan, kept: int
-) -> tuple[StructType, npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
-    """The words of a packed `Memory` in a buffer at address 0, which of them are addresses (1, else 0), and its size."""
+def give_back(buffer: Bytes) -> None:
+    with _lock:
+        _buffers.append(buffer)
+
+
+@lru_cache(maxsize=1024)
+def memory_block(shape: Shape, plan: Plan, kept: int) -> Block:
+    """The `Memory` of a group whose passes keep `kept` frames at a time: a segment's, or 1 where no beta will run."""
     alphas, row, width, kind = shape.alphas, shape.row, shape.width, shape.dtype
     integers = np.dtype(f"i{kind.itemsize}")
     segments = 0 if plan.is_whole or kept == 1 else len(plan.starts)
@@ -264,7 +276,7 @@ def _layout(
         ("record", record, starts[len(Workspace._fields)]),
         ("checkpoints", kinds[-1], starts[-1]),
     )
-    return struct_type(Memory, fields), np.array(words), np.array(is_address), offset
+    return Block(struct_type(Memory, fields), np.array(words), np.array(is_address), offset)
 
 
 def trim() -> None:

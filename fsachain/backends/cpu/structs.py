@@ -9,9 +9,8 @@ kernel runs, which the compiler is told.
 from __future__ import annotations
 
 from ctypes import addressof, c_char
-from dataclasses import dataclass
-from functools import cache, lru_cache
-from typing import Any
+from functools import cache
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,20 +50,26 @@ class FormType(types.Type):
         super().__init__(name=f"Form({kind}, {width})")
 
 
-@dataclass(frozen=True)
 class Form:
-    """How many numbers are worked on side by side, and of which kind: see `numbers`."""
+    """How many numbers are worked on side by side, and of which kind: see `numbers`. One object for each."""
 
     width: int
-    kind: str = "plain"
+    kind: str
+    is_wide: bool
+    _numba_type_: FormType
 
-    @property
-    def is_wide(self) -> bool:
-        return self.kind == "wide"
+    _known: ClassVar[dict[tuple[int, str], Form]] = {}
 
-    @property
-    def _numba_type_(self) -> FormType:
-        return _form_type(self)
+    def __new__(cls, width: int, kind: str = "plain") -> Form:
+        self = cls._known.get((width, kind))
+        if self is None:
+            self = super().__new__(cls)
+            self.width, self.kind, self.is_wide = width, kind, kind == "wide"
+            self._numba_type_ = FormType(kind, width)
+        return cls._known.setdefault((width, kind), self)
+
+    def __repr__(self) -> str:
+        return f"Form({self.width}, {self.kind!r})"
 
 
 class StructType(types.Type):
@@ -79,12 +84,9 @@ class StructType(types.Type):
         """The type of a field."""
         return next(kind for field, kind, _ in self.fields if field == name)
 
-    @lru_cache(maxsize=4096)  # noqa: B019, types live as long as the process
-    def first_word(self, path: str) -> int:
-        """Where a field begins, or one of a field of its own: "arcs.weight"."""
-        name, _, rest = path.partition(".")
-        first = next(word for field, _, word in self.fields if field == name)
-        return first + (self[name].first_word(rest) if rest else 0)
+    def first_word(self, name: str) -> int:
+        """Where a field begins."""
+        return next(word for field, _, word in self.fields if field == name)
 
 
 class Packed:
@@ -96,12 +98,16 @@ class Packed:
         self.value, self._numba_type_, self.words = value, numba_type, words
         self.address = address_of(words)
 
-    def with_arrays(self, arrays: dict[str, npt.NDArray[Any]]) -> Packed:
-        """The same with other arrays of the same shapes and types at these paths."""
-        words = self.words.copy()
-        for path, array in arrays.items():
-            words[self._numba_type_.first_word(path)] = address_of(array)
-        return Packed((self.value, arrays), self._numba_type_, words)
+
+def words_of(values: tuple[Any, ...]) -> list[int]:
+    """The words of a named tuple of arrays and integers."""
+    words: list[int] = []
+    for value in values:
+        if isinstance(value, np.ndarray):
+            words += (address_of(value), *value.shape)
+        else:
+            words.append(value)
+    return words
 
 
 def pack(value: Any) -> Packed:
@@ -155,11 +161,6 @@ def struct_type(instance_class: type, fields: tuple[tuple[str, Any, int], ...]) 
 def array_type(dtype: np.dtype[Any], ndim: int) -> Any:
     """numba's type of a contiguous array."""
     return types.Array(from_dtype(dtype), ndim, "C")
-
-
-@cache
-def _form_type(form: Form) -> FormType:
-    return FormType(form.kind, form.width)
 
 
 # How compiled code sees these types.

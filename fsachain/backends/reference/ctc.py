@@ -19,6 +19,7 @@ def log_probs(
     sums: Floats,
     checks: Checks,
     out: npt.NDArray[np.floating],
+    weights: Floats,
     memory_budget: float | None,
 ) -> Floats:
     """See `backends.cpu.ctc.log_probs`; the memory budget changes nothing."""
@@ -34,10 +35,11 @@ def log_probs(
                 statistics[:, n, :frames] = top, np.exp(rows - top[:, None]).sum(axis=1)
         inputs = _batch(problem, n), column_scores(problem, scores, n)[None], np.array([frames]), 0.0
         log_z[n] = reference.log_probs(*inputs)[0][0]
-        if out.size and np.isfinite(log_z[n]):
+        if out.size:
             occupancy = np.zeros(inputs[1].shape)
             reference.add_occupancy(*inputs, np.ones(1), occupancy)
-            write_gradient(problem, scores, statistics, n, occupancy[0], scores._replace(flat=out))
+            weight = weights[n] if np.isfinite(log_z[n]) else 0.0
+            write_gradient(problem, scores, statistics, n, occupancy[0], weight, scores._replace(flat=out))
     return log_z
 
 
