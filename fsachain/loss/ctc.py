@@ -171,7 +171,7 @@ def _fake_ctc(call: CtcCall) -> CtcLosses:
     gradient = scores.new_empty(scores.shape if with_gradient else (0, 0, 0), dtype=_wide(scores))
     if with_gradient and _is_batch_first(scores):
         gradient = gradient.transpose(0, 1).contiguous().transpose(0, 1)
-    lacking = size if call.penalties or scores.is_cuda else 0
+    lacking = size if call.penalties or is_on_device(scores, call.backend) else 0
     return CtcLosses(loss, scores.new_empty(lacking, dtype=torch.float64), gradient)
 
 
