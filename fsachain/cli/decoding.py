@@ -39,7 +39,8 @@ from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
 from fsachain.decode.rescore import Rescorer, best_word_sequences
-from fsachain.decode.suspicious import doubts, mended
+from fsachain.decode.suspicious import doubts
+from fsachain.decode.suspicious import mend as mend_outputs
 from fsachain.decode.transcribe import timed_words
 from fsachain.decode.tune import TuningPoint, TuningResult, tune
 from fsachain.decode.wer import EPSILON, WerReport, read_text, score, write_text
@@ -503,16 +504,11 @@ def mend(
     options = model.experiment.decoding.search
     wide = max(options.lattice_beam, MENDING_BEAM)
     wide_options = replace(options, lattice_beam=wide, first_beam=max(options.first_beam, wide))
+    forgive, written = Forgiveness(substitution, insertion, deletion), data.transcripts
     with resources.searching("search") as how:
-        lattices = search_lattices(outputs, graphs.build(weights), graphs.words, wide_options, **how)
-    forgive, names = Forgiveness(substitution, insertion, deletion), lang.lexicon.words
-    ids = {word: number for number, word in enumerate(names, start=1)}
-    found, written = {}, data.transcripts
-    for name, lattice in track(list(lattices.items()), "mending"):
-        found[name] = written[name]
-        if lattice is not None:  # a word that the lexicon lacks cannot be found
-            said = mended(lattice, [ids.get(word, -1) for word in written[name]], forgive)
-            found[name] = tuple(names[number - 1] for number in said)
+        found = mend_outputs(
+            outputs, written, graphs.build(weights), lang.lexicon.words, forgive, wide_options, **how
+        )
     write_text(out / "text", found)
     report = score({name: written[name] for name in found}, found)
     write_file(out / "changes.txt", report.to_text())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
+from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, search_all
 from fsachain.decode.lattices import levels_of
 from fsachain.errors import counted
 from fsachain.graph.forgive import Forgiveness
@@ -67,6 +69,40 @@ def doubts(
         if progress is not None:
             progress(done, len(nnet_outputs))
     return found, failed
+
+
+def mend(
+    nnet_outputs: Mapping[str, npt.ArrayLike],
+    written: Mapping[str, Sequence[str]],
+    graph: Graph,
+    words: Sequence[str],
+    forgive: Forgiveness,
+    config: DecoderConfig | None = None,
+    **how: Any,
+) -> dict[str, tuple[str, ...]]:
+    """The words that were most likely said in every utterance, where `written` are those of its transcript; see `mended`.
+
+    Other arguments and errors as for `decode`. An utterance without a path keeps its transcript. A written word that is none
+    of `words` cannot be found.
+    """
+    ids = {word: number for number, word in enumerate(words, start=1)}
+    numbers = {name: [ids.get(word, -1) for word in written[name]] for name in nnet_outputs}
+    found = search_all(partial(_mend, numbers, forgive), nnet_outputs, graph, words, config, **how)
+    return {
+        name: tuple(written[name]) if said is None else tuple(words[number - 1] for number in said)
+        for name, said in found.items()
+    }
+
+
+def _mend(
+    written: Mapping[str, Sequence[int]],
+    forgive: Forgiveness,
+    decoder: Decoder,
+    scores: npt.ArrayLike,
+    name: str,
+) -> tuple[int, ...] | None:
+    lattice = decoder.lattice(scores, name)
+    return None if lattice is None else mended(lattice, written[name], forgive)
 
 
 def mended(lattice: Lattice, words: Sequence[int], forgive: Forgiveness) -> tuple[int, ...]:
