@@ -164,17 +164,12 @@ def _train(run: Run, options: argparse.Namespace) -> int:
 def _mend(run: Run, folder: Path) -> int:
     """The corrupted transcripts as the network before hears them."""
     plain, judge = (folder / run._replace(way=way).folder for way in ("plain", JUDGES[run.way]))
-    rates, model, out = (
-        ERRORS[run.errors or ""],
-        judge / "model" / "model.safetensors",
-        folder / run.folder / MENDED,
-    )
-    penalties = [
-        f"--{name}=inf" for name in ("substitution", "insertion") if not getattr(rates, name)
-    ]  # of errors that there are not
+    rates, out = ERRORS[run.errors or ""], folder / run.folder / MENDED
+    absent = [name for name in ("substitution", "insertion") if not getattr(rates, name)]
     arpa = plain / "decode" / "grammar.arpa"
-    more = [*penalties, "--deletion=1", *MENDING.get(run.corpus, USUAL_MENDING)]
+    more = [*(f"--{name}=inf" for name in absent), "--deletion=1", *MENDING.get(run.corpus, USUAL_MENDING)]
     more += [f"--arpa={arpa}"] if arpa.is_file() else []
+    model = judge / "model" / "model.safetensors"
     return call(["mend", str(model), str(plain / "data" / "train"), str(out), *more])
 
 

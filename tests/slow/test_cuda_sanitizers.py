@@ -17,6 +17,7 @@ from random_graphs import left_to_right_graph, twin_graph
 
 from fsachain import TableBatch, compile_table, forward_backward
 from fsachain.backends.cuda import backend as cuda
+from fsachain.backends.cuda.plan import clusters_of
 from fsachain.denominator import DenominatorGraph
 from tools.bench.workloads import connected
 from tools.cuda_on_host import HostDevice, Sanitizer, skip_reason
@@ -168,6 +169,16 @@ def test_the_case_is_what_it_is_made_for(name):
         assert {dict(n.kernel.defines)[macro] for n in launches if n.kernel.name == "backward"} == values
     alone = {n.kernel.cluster == 1 and n.grid[0] == 1 for n in launches if n.kernel.name == "forward"}
     assert CASES[name].is_own or False in alone
+    if (
+        "turns" in name
+    ):  # five groups of a sequence each, on two clusters; pieces of the row of their frames cut the second
+        plain = [
+            n
+            for n in launches
+            if n.kernel.name in ("forward", "backward") and dict(n.kernel.defines)["KIND"] == 0
+        ]
+        assert {n.grid[0] // n.kernel.cluster for n in plain} == {2}
+        assert clusters_of(-np.sort(-LENGTHS), 2) == (2, 7)
 
 
 @each_case
