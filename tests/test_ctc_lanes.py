@@ -4,10 +4,11 @@ import pytest
 import torch
 from ctc_inputs import random_batch
 
-from fsachain import ctc_loss
+from fsachain import Forgiveness, ctc_loss
 from fsachain.backends.cpu import ctc as cpu_ctc
 
 SIZE = 20
+FORGIVING = {"forgive": Forgiveness(2.0, 3.0, 1.0, most_left_out=2)}
 
 
 @pytest.fixture
@@ -33,6 +34,8 @@ def run(batch, lanes, dtype, **options):
         (1.0, torch.float32, {"topology": "minimal"}),
         (1.0, torch.float32, {"delay_penalty": 0.1}),
         (300.0, torch.float32, {"inputs": "logits"}),
+        (1.0, torch.float32, {"inputs": "logits", **FORGIVING}),
+        (300.0, torch.float64, {"topology": "minimal", **FORGIVING}),
     ],
 )
 def test_a_sequence_has_the_same_bits_alone_and_side_by_side(one_thread, scale, dtype, options):

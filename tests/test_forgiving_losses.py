@@ -8,7 +8,7 @@ import pytest
 import rnnt_inputs
 import tolerances
 import torch
-from ctc_inputs import random_batch
+from ctc_inputs import batches, losses_and_gradient, random_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,6 +24,8 @@ from fsachain import (
     forward_backward,
     rnnt_loss,
 )
+from fsachain.backends.ctc import make_problem
+from fsachain.loss.forgive import forgiving_ctc
 
 TOPOLOGIES = ["standard", "selfless", "minimal"]
 OPTIONS = Forgiveness(1.0, 0.5, 0.7, "sum", 2)
@@ -65,7 +67,8 @@ def test_halves_are_computed_in_float32(dtype):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"inputs": "logits"}, {"log_priors": torch.tensor([0.1, -0.3, 0.2, 0.0])}]
+    "options",
+    [{}, {"inputs": "logits"}, {"log_priors": torch.tensor([0.1, -0.3, 0.2, 0.0]), "inputs": "logits"}],
 )
 def test_differences_give_the_gradient(options):
     leaf = BATCH.leaf() if options else BATCH.leaf().log_softmax(dim=2).detach().requires_grad_()
@@ -97,6 +100,49 @@ def test_a_loss_of_probabilities_is_never_negative_however_cheap_errors_are(seed
         batch.leaf(), *batch.arguments(), reduction="none", inputs="logits", topology=topology, forgive=cheap
     )
     assert losses.min() >= -tolerances.FLOAT64
+
+
+PENALTY = st.sampled_from([0.0, 0.5, 3.0, 1000.0, math.inf])
+
+
+@given(
+    batch=batches(),
+    wrong=st.builds(
+        Forgiveness,
+        PENALTY,
+        PENALTY,
+        PENALTY.filter(bool),
+        st.sampled_from(["mean", "sum"]),
+        st.integers(1, 3),
+    ),
+    topology=st.sampled_from([*TOPOLOGIES, "compact"]),
+    inputs=st.sampled_from(["logits", "log_probs"]),
+    scale=st.sampled_from([1.0, 40.0]),
+    impossible=st.booleans(),
+)
+def test_kernels_give_what_the_reference_and_the_graphs_of_a_device_give(
+    batch, wrong, topology, inputs, scale, impossible
+):
+    scores = torch.from_numpy(scale * batch.scores)
+    if impossible:
+        scores[::3, :, ::2] = -math.inf
+    if inputs == "log_probs":
+        scores = scores.log_softmax(dim=2).nan_to_num(nan=-math.inf, neginf=-math.inf)
+    batch = batch.with_scores(scores.numpy())
+    options = {"inputs": inputs, "topology": topology, "forgive": wrong, "unnormalized": "ignore"}
+    losses, gradient = losses_and_gradient(batch, **options)
+    wanted, wanted_gradient = losses_and_gradient(batch, backend="reference", **options)
+    close = {"rtol": tolerances.FLOAT64, "atol": tolerances.FLOAT64}
+    assert np.allclose(losses, wanted, **close)
+    assert np.allclose(gradient, wanted_gradient, rtol=0, atol=tolerances.FLOAT64)
+    if inputs == "log_probs":
+        targets, frames, labels, blank = batch.arguments()
+        given = targets.numpy(), np.array(frames), np.array(labels), batch.scores.transpose(1, 0, 2).shape
+        problem = make_problem(*given, blank, topology, np.empty(0), 0.0, forgive=wrong)
+        log_prob, derivative = forgiving_ctc(scores, problem, "cpu", True, None)
+        finite = np.isfinite(wanted)
+        assert np.allclose(-log_prob[finite], wanted[finite], **close)
+        assert np.allclose(derivative[:, finite], wanted_gradient[:, finite], rtol=0, atol=tolerances.FLOAT64)
 
 
 def test_padding_may_hold_anything_and_single_precision_is_near_double():

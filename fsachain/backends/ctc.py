@@ -6,6 +6,9 @@ between equal labels, and where it ends. So sequences with different targets run
     column 0           the blank
     column k           the k-th label, 1 <= k <= U
 
+Where a target may be wrong (`fsachain.graph.forgive`), column 1 is the star, the log-mean or log-sum over the units of a
+frame, and those of labels follow it.
+
 With a delay penalty the first frame of a label has a score of its own: columns 2 k - 1 and 2 k are then the first and the
 further frames of the k-th label. The score of a column at frame t is y[t, class] - log_prior[class], for a first frame
 + delay_penalty x ((T_n - 1) / 2 - t): late labels cost, and the mean over t is zero (Yao et al., ICASSP 2023).
@@ -22,15 +25,12 @@ import numpy.typing as npt
 
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.fsa import Floats, Fsa
-from fsachain.graph.ctc import (
-    CtcTopology,
-    check_topology,
-    ctc_arcs,
-    differs_from_previous,
-    final_log_probs,
-)
+from fsachain.graph.ctc import CtcTopology, check_topology, differs_from_previous, target_graph
+from fsachain.graph.forgive import Forgiveness
 
 Integers = npt.NDArray[np.int64]
+
+STAR = 1  # its column
 
 
 class Rows(NamedTuple):
@@ -74,6 +74,7 @@ class CtcProblem(NamedTuple):
     topology: CtcTopology
     log_prior: Floats
     delay_penalty: float
+    forgive: Forgiveness = Forgiveness()
 
     def differs(self, n: int) -> npt.NDArray[np.bool_]:
         """bool [U + 1] of target n, see `fsachain.graph.ctc.differs_from_previous`; any class differs from all."""
@@ -92,6 +93,18 @@ class CtcProblem(NamedTuple):
         """Scores that are normalised give at most one; under "compact" only if no label follows itself."""
         return not self.log_prior.size and self.delay_penalty == 0.0
 
+    @property
+    def unit_shifts(self) -> Floats:
+        """[C]: what is added to the scores of which the star is the log-sum; -inf for the blank."""
+        shifts = 0.0 - self.log_prior if self.log_prior.size else np.zeros(self.num_classes)
+        shifts[self.blank] = -np.inf
+        return shifts
+
+    @property
+    def star_offset(self) -> float:
+        """What is taken off that log-sum."""
+        return math.log(max(1, self.num_classes - 1)) if self.forgive.star == "mean" else 0.0
+
 
 class CtcColumns(NamedTuple):
     """What each column of a target reads: its class [K], and what is taken off the score there [K].
@@ -104,40 +117,40 @@ class CtcColumns(NamedTuple):
     slope: Floats
 
 
-def column_labels(num_labels: int, repeats_apart: bool) -> Integers:
-    """[K]: the label of each column, counted from 1, 0 for the blank."""
+def column_labels(num_labels: int, repeats_apart: bool, has_star: bool) -> Integers:
+    """[K]: the label of each column, counted from 1, 0 for the blank and the star."""
     labels = np.arange(num_labels + 1)
-    return np.repeat(labels, 2)[1:] if repeats_apart else labels
+    labels = np.repeat(labels, 2)[1:] if repeats_apart else labels
+    return np.append(0, labels) if has_star else labels
 
 
 def columns_of(problem: CtcProblem, n: int) -> CtcColumns:
     """The columns of sequence n."""
     count = int(problem.label_counts[n])
-    label = column_labels(count, problem.repeats_apart)
+    has_star = problem.forgive.has_star
+    label = column_labels(count, problem.repeats_apart, has_star)
     classes = np.append(problem.blank, problem.labels[n, :count])[label]
     offset = problem.log_prior[classes] if problem.log_prior.size else np.zeros(len(classes))
     slope = np.where(np.diff(label, prepend=0) > 0, problem.delay_penalty, 0.0)
     return CtcColumns(classes, offset, slope)
 
 
-def column_shape(num_labels: int, topology: CtcTopology, repeats_apart: bool) -> Fsa:
-    """The graph of all targets of `num_labels` labels; pdfs are columns, no label follows itself."""
-    arcs = ctc_arcs(num_labels, topology)
-    final = final_log_probs(num_labels, topology)
-    column = arcs.label
-    if repeats_apart:
-        column = np.where(arcs.label > 0, 2 * arcs.label - 1 + arcs.repeats, 0)
-    return Fsa(arcs.num_states, arcs.src, arcs.dst, column, np.zeros(len(column)), final)
+def column_shape(labels: Integers, topology: CtcTopology, repeats_apart: bool, forgive: Forgiveness) -> Fsa:
+    """The graph of the target `labels` [U], of which only matters which are equal; pdfs are columns."""
+    column_of = column_labels(len(labels), repeats_apart, forgive.has_star)
+    numbers = np.arange(1, len(labels) + 1)
+    firsts = np.append(0, np.searchsorted(column_of, numbers))
+    repeats = np.append(0, np.searchsorted(column_of, numbers, "right") - 1)
+    return target_graph(labels, firsts, repeats, STAR, topology, forgive)
 
 
 def column_graph(problem: CtcProblem, n: int) -> Fsa:
     """The graph of sequence n, pdfs are its columns."""
-    count = int(problem.label_counts[n])
-    fsa = column_shape(count, problem.topology, problem.repeats_apart)
-    arcs = ctc_arcs(count, problem.topology)
-    missing = arcs.must_differ(problem.topology) & ~problem.differs(n)[arcs.label]
-    log_prob = np.where(missing, -np.inf, 0.0)
-    return Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, log_prob, fsa.final_log_prob)
+    labels = problem.labels[n, : problem.label_counts[n]]
+    apart = np.where(
+        labels == problem.num_classes, -1 - np.arange(len(labels)), labels
+    )  # any class differs from all
+    return column_shape(apart, problem.topology, problem.repeats_apart, problem.forgive)
 
 
 def column_scores(problem: CtcProblem, scores: Rows, n: int) -> Floats:
@@ -146,7 +159,17 @@ def column_scores(problem: CtcProblem, scores: Rows, n: int) -> Floats:
     columns = columns_of(problem, n)
     late = (frames - 1) / 2.0 - np.arange(frames)[:, None]
     own = scores.sequence(n)[:frames, columns.classes].astype(np.float64)
-    return np.asarray(own - columns.offset + columns.slope * late)
+    found = own - columns.offset + columns.slope * late
+    if problem.forgive.has_star:
+        _, log_sum = _units(problem, scores, n, frames)
+        found[:, STAR] = log_sum - problem.star_offset
+    return np.asarray(found)
+
+
+def _units(problem: CtcProblem, scores: Rows, n: int, frames: int) -> tuple[Floats, Floats]:
+    """What the star of sequence n reads, [T_n, C] float64, and its log-sum [T_n]."""
+    shifted = scores.sequence(n)[:frames].astype(np.float64) + problem.unit_shifts
+    return shifted, np.logaddexp.reduce(shifted, axis=1, initial=-np.inf)
 
 
 def write_gradient(
@@ -165,6 +188,11 @@ def write_gradient(
     if statistics.size:
         top, total = statistics[:, n, :frames, None]
         gradient = np.exp(scores.sequence(n)[:frames] - top) / total
+    if problem.forgive.has_star:
+        shifted, log_sum = _units(problem, scores, n, frames)
+        shares = np.exp(shifted - np.where(log_sum > -np.inf, log_sum, np.inf)[:, None])
+        gradient -= occupancy[:, [STAR]] * shares
+        classes, occupancy = np.delete(classes, STAR), np.delete(occupancy, STAR, axis=1)
     np.subtract.at(gradient.T, classes, occupancy.T)
     into[:frames] = weight * gradient
 
@@ -192,6 +220,7 @@ def make_problem(
     log_prior: Floats,
     delay_penalty: float,
     names: str = "",
+    forgive: Forgiveness = Forgiveness(),  # noqa: B008
 ) -> CtcProblem:
     """Check the arguments of `fsachain.loss.ctc.ctc_loss`, whose errors these are.
 
@@ -232,6 +261,7 @@ def make_problem(
         topology,
         log_prior,
         float(delay_penalty),
+        forgive,
     )
 
 

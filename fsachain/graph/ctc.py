@@ -37,20 +37,34 @@ _TOPOLOGIES = get_args(CtcTopology)
 class CtcArcs(NamedTuple):
     """The arcs for any target of U labels; the start is state 0.
 
-    label [A] is 0 for the blank, k for the k-th label of the target, counted from 1; repeats [A] marks one more frame
-    of the same label, skips [A] arcs from one label to the next, without a blank.
+    label [A] is 0 for the blank and k for the k-th label of the target, counted from 1, or for a star that has k labels
+    before it, as stars [A] says; repeats [A] marks one more frame of the same label. An arc exists only where its label
+    differs from the one of number apart [A], 0 for none. It weighs `ctc_prices` [price [A]].
     """
 
     num_states: int
     src: Ints
     dst: Ints
     label: Ints
+    stars: npt.NDArray[np.bool_]
     repeats: npt.NDArray[np.bool_]
-    skips: npt.NDArray[np.bool_]
+    apart: Ints
+    price: Ints
 
-    def must_differ(self, topology: CtcTopology) -> npt.NDArray[np.bool_]:
-        """bool [A]: arcs that exist only where the label differs from the one before it."""
-        return self.skips & (topology in ("standard", "selfless"))
+
+FREE, DELETED, SUBSTITUTED, KEPT = range(4)  # of `ctc_prices`; from KEPT on by how many labels are left out
+
+
+def ctc_prices(forgive: Forgiveness) -> Floats:
+    """Log-weights: of no price, of a star that the target lacks, of one in place of a label, of labels, and of ends.
+
+    The last two are as many as there are numbers of labels that may be left out before: 0, 1, ...
+    """
+    step = forgive.label_log_prob + forgive.stop_log_prob
+    left_out = np.arange(forgive.longest_gap + 1)
+    paid = np.append(0.0, left_out[1:] * (step - forgive.insertion))
+    stars = [0.0, -forgive.deletion, step - forgive.substitution]
+    return np.concatenate([stars, paid + step, paid + forgive.stop_log_prob])
 
 
 def check_topology(topology: str) -> None:
@@ -58,38 +72,71 @@ def check_topology(topology: str) -> None:
         raise ConfigError(f"topology = {topology!r}; expected one of {list(_TOPOLOGIES)}")
 
 
-def ctc_arcs(num_labels: int, topology: CtcTopology) -> CtcArcs:
+def ctc_arcs(num_labels: int, topology: CtcTopology, forgive: Forgiveness) -> CtcArcs:
+    """For the kinds of errors that `forgive` has; their penalties matter to `ctc_prices` alone.
+
+    States are those of the table above; then, but under "minimal", those of stars: 2 U + 1 + k for one that has k labels
+    before it.
+    """
     check_topology(topology)
-    labels = np.arange(1, num_labels + 1)
-    if topology == "minimal":
-        blanks = np.arange(num_labels + 1)
-        parts = [_part(blanks, blanks, 0 * blanks), _part(labels - 1, labels, labels)]
-        return _join(parts, num_labels + 1)
-    blanks, own = 2 * np.arange(num_labels + 1), 2 * labels - 1
-    parts = [
-        _part(blanks, blanks, 0 * blanks),
-        _part(own, own + 1, 0 * own),
-        _part(own - 1, own, labels),
-        _part(own[:-1], own[1:], labels[1:], skips=True),
-    ]
-    if topology != "selfless":
-        parts.append(_part(own, own, labels, repeats=True))
-    return _join(parts, 2 * num_labels + 1)
+    place, is_minimal = np.arange(num_labels + 1), topology == "minimal"
+    num_states = num_labels + 1
+    blank, own, starred = place, place, place
+    if not is_minimal:
+        blank, own, starred = 2 * place, 2 * place - 1, 2 * num_labels + 1 + place
+        num_states = (3 if forgive.has_star else 2) * num_labels + (2 if forgive.has_star else 1)
+    lasts = not is_minimal and topology != "selfless"
+    parts = [_part(blank, blank, 0 * place)]
+    if not is_minimal:
+        parts.append(_part(own[1:], blank[1:], 0 * place[1:]))
+    for left_out in range(min(num_labels, forgive.longest_gap + 1)):
+        before, after = place[: num_labels - left_out], place[left_out + 1 :]
+        price = KEPT + left_out
+        parts.append(_part(blank[before], own[after], after, price=price))
+        if not is_minimal:
+            before, after = before[1:], after[1:]
+            apart = 0 if topology == "compact" else before
+            parts.append(_part(own[before], own[after], after, apart=apart, price=price))
+    if lasts:
+        parts.append(_part(own[1:], own[1:], place[1:], repeats=True))
+    if forgive.has_star and not is_minimal:
+        parts.append(_part(starred, blank, 0 * place))
+        if lasts:
+            parts.append(_part(starred, starred, place, stars=True))
+    if forgive.deletion < np.inf:
+        parts.append(_part(blank, starred, place, stars=True, price=DELETED))
+    if forgive.substitution < np.inf:
+        parts.append(_part(blank[:-1], starred[1:], place[1:], stars=True, price=SUBSTITUTED))
+    return CtcArcs(num_states, *(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def final_states(num_labels: Any, topology: CtcTopology) -> tuple[Any, Any]:
-    """The two final states (twice the same where there is one) for `num_labels` labels, a number or an array."""
-    if topology == "minimal":
-        return num_labels, num_labels
-    return np.maximum(2 * num_labels - 1, 0), 2 * num_labels
+def _part(
+    src: Ints,
+    dst: Ints,
+    label: Ints,
+    *,
+    stars: bool = False,
+    repeats: bool = False,
+    apart: Any = 0,
+    price: int = FREE,
+) -> list[npt.NDArray[Any]]:
+    """The fields of `CtcArcs` but the first."""
+    return [src, dst, label, *(np.full(len(src), value) for value in (stars, repeats, apart, price))]
 
 
-def final_log_probs(num_labels: int, topology: CtcTopology) -> Floats:
-    """Final weights [S]: 0 for the final states."""
-    num_states = num_labels + 1 if topology == "minimal" else 2 * num_labels + 1
-    final = np.full(num_states, -np.inf)
-    final[list(final_states(num_labels, topology))] = 0.0
-    return final
+def final_states(
+    counts: Any, num_labels: int, topology: CtcTopology, forgive: Forgiveness
+) -> tuple[Ints, Ints]:
+    """Where targets of counts [...] labels end among the arcs of `num_labels`: states [..., F], -1 for none; prices [F]."""
+    gap = forgive.longest_gap
+    place = np.asarray(counts)[..., None] - np.arange(gap + 1)
+    kinds = [place]
+    if topology != "minimal":
+        kinds = [np.where(place > 0, 2 * place - 1, -1), 2 * place]
+        if forgive.has_star:
+            kinds.append(2 * num_labels + 1 + place)
+    states = np.concatenate([np.where(place >= 0, states, -1) for states in kinds], axis=-1)
+    return states, np.tile(KEPT + gap + 1 + np.arange(gap + 1), len(kinds))
 
 
 def ctc_graph(
@@ -129,67 +176,29 @@ def ctc_graph(
         raise GraphError(
             f"targets[{bad[0]}] = {labels[bad[0]]}; expected labels >= 0 other than the blank, {blank}"
         )
+    options = Forgiveness() if forgive is None else forgive
     classes = np.append(blank, labels).astype(np.int64)
-    if forgive is not None:
-        if forgive.has_star and (star is None or star < 0 or star in classes):
-            raise ConfigError(f"star = {star}; expected a class of its own, neither the blank nor a label")
-        return forgiving_graph(labels, np.append(classes, -1 if star is None else star), topology, forgive)
-    arcs = ctc_arcs(len(labels), topology)
-    kept = ~arcs.must_differ(topology) | differs_from_previous(labels)[arcs.label]
-    src, dst, pdf = arcs.src[kept], arcs.dst[kept], classes[arcs.label[kept]]
-    return Fsa(arcs.num_states, src, dst, pdf, np.zeros(len(src)), final_log_probs(len(labels), topology))
+    if options.has_star and (star is None or star < 0 or star in classes):
+        raise ConfigError(f"star = {star}; expected a class of its own, neither the blank nor a label")
+    return target_graph(labels, classes, classes, -1 if star is None else star, topology, options)
 
 
-def forgiving_graph(labels: Ints, classes: Ints, topology: CtcTopology, forgive: Forgiveness) -> Fsa:
-    """The acceptor of a target that may be wrong.
+def target_graph(
+    labels: Ints, firsts: Ints, repeats: Ints, star: int, topology: CtcTopology, forgive: Forgiveness
+) -> Fsa:
+    """The acceptor of a target, of which only matters which labels are equal.
 
-    classes [U + 2]: pdfs of the blank, the labels one by one, and the star. States are those of `CtcArcs`, then, but under
-    "minimal", those of stars: U + 1 + q for one that ends with q labels behind it.
+    Its pdfs are those of the blank and of each label's first frames [U + 1], of their further frames, and of the star.
     """
-    check_topology(topology)
-    count = len(labels)
-    star = count + 1
-    place = np.arange(count + 1)
-    is_minimal = topology == "minimal"
-    blank, own, starred = (
-        (place, place, place) if is_minimal else (2 * place, 2 * place - 1, 2 * count + 1 + place)
-    )
-    step = forgive.label_log_prob + forgive.stop_log_prob
-    parts = [_weighted(blank, blank, 0 * place)]
-    if not is_minimal:
-        parts.append(_weighted(own[1:], blank[1:], 0 * place[1:]))
-        if topology != "selfless":
-            parts.append(_weighted(own[1:], own[1:], place[1:]))
-    if forgive.has_star and not is_minimal:
-        parts.append(_weighted(starred, blank, 0 * place))
-        if topology != "selfless":
-            parts.append(_weighted(starred, starred, 0 * place + star))
-    if forgive.deletion < np.inf:
-        parts.append(_weighted(blank, starred, 0 * place + star, -forgive.deletion))
-    if forgive.substitution < np.inf:
-        parts.append(_weighted(blank[:-1], starred[1:], 0 * place[1:] + star, step - forgive.substitution))
-    final = np.full(count + 1, -np.inf)
-    for left_out in range(1 + (0 if forgive.insertion == np.inf else min(count, forgive.most_left_out))):
-        paid = left_out * (step - forgive.insertion) if left_out else 0.0
-        final[count - left_out] = paid + forgive.stop_log_prob
-        before, after = place[: count - left_out], place[left_out + 1 :]
-        parts.append(_weighted(blank[before], own[after], after, paid + step))
-        if not is_minimal:
-            before, after = before[1:], after[1:]
-            if topology != "compact":
-                differs = labels[before - 1] != labels[after - 1]
-                before, after = before[differs], after[differs]
-            parts.append(_weighted(own[before], own[after], after, paid + step))
-    src, dst, label, log_prob = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-    if not is_minimal:
-        ends = np.full(2 * count + 1, -np.inf)
-        ends[blank], ends[own[1:]] = final, final[1:]
-        final = np.append(ends, final) if forgive.has_star else ends
-    return Fsa(len(final), src, dst, classes[label], log_prob, final)
-
-
-def _weighted(src: Ints, dst: Ints, label: Ints, log_prob: float = 0.0) -> list[npt.NDArray[Any]]:
-    return [src, dst, label, np.full(len(src), log_prob)]
+    arcs, prices = ctc_arcs(len(labels), topology, forgive), ctc_prices(forgive)
+    ends, price = final_states(len(labels), len(labels), topology, forgive)
+    final = np.full(arcs.num_states, -np.inf)
+    final[ends[ends >= 0]] = prices[price[ends >= 0]]
+    pdf = np.where(arcs.repeats, repeats[arcs.label], firsts[arcs.label])
+    pdf[arcs.stars] = star
+    before = np.append(-1, labels)
+    kept = (arcs.apart == 0) | (before[arcs.label] != before[arcs.apart])
+    return Fsa(arcs.num_states, arcs.src[kept], arcs.dst[kept], pdf[kept], prices[arcs.price[kept]], final)
 
 
 def differs_from_previous(labels: Ints) -> npt.NDArray[np.bool_]:
@@ -197,13 +206,3 @@ def differs_from_previous(labels: Ints) -> npt.NDArray[np.bool_]:
     result = np.ones((*labels.shape[:-1], labels.shape[-1] + 1), dtype=np.bool_)
     result[..., 2:] = labels[..., 1:] != labels[..., :-1]
     return result
-
-
-def _part(src: Ints, dst: Ints, label: Ints, **marks: bool) -> list[npt.NDArray[Any]]:
-    """The last five fields of `CtcArcs`."""
-    flags = [np.full(len(src), marks.get(name, False)) for name in ("repeats", "skips")]
-    return [src, dst, label, *flags]
-
-
-def _join(parts: list[list[npt.NDArray[Any]]], num_states: int) -> CtcArcs:
-    return CtcArcs(num_states, *(np.concatenate(columns) for columns in zip(*parts, strict=True)))

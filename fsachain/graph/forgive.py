@@ -83,6 +83,20 @@ class Forgiveness:
         return min(self.substitution, self.deletion) < math.inf
 
     @property
+    def longest_gap(self) -> int:
+        """How many labels in a row may be left out."""
+        return 0 if self.insertion == math.inf else self.most_left_out
+
+    @property
+    def kinds(self) -> Forgiveness:
+        """The same for all that have penalties for the same kinds of errors, of whatever size."""
+        wrong, too_many, missing = (
+            1.0 if penalty < math.inf else penalty
+            for penalty in (self.substitution, self.insertion, self.deletion)
+        )
+        return Forgiveness(wrong, too_many, missing, most_left_out=max(1, self.longest_gap))
+
+    @property
     def label_log_prob(self) -> float:
         """What each label weighs that is not paid for by a penalty: the share of c that falls to it."""
         return -math.log1p(math.exp(-self.substitution) + math.exp(-self.insertion))

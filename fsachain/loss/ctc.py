@@ -85,7 +85,16 @@ class CtcCall(NamedTuple):
             priors,
             self.delay_penalty,
             self.names,
+            self.forgive,
         )
+
+    @property
+    def forgive(self) -> Forgiveness:
+        """An operator takes its fields apart."""
+        if not self.penalties:
+            return Forgiveness()
+        wrong, too_many, missing = self.penalties
+        return Forgiveness(wrong, too_many, missing, cast(Star, self.star), self.most_left_out)
 
 
 class CtcLosses(NamedTuple):
@@ -102,15 +111,16 @@ class CtcLosses(NamedTuple):
 
 
 def _ctc(call: CtcCall) -> CtcLosses:
-    if call.penalties:
-        return _forgiving(call)
     scores, with_gradient = call.scores, call.with_gradient
     on_device = is_on_device(scores, call.backend)
+    is_logits = call.inputs == "logits"
+    if on_device and call.unnormalized == "error" and not is_logits:
+        _check_sums_there(scores, call.input_lengths, call.names)
+    if on_device and call.penalties:
+        return _forgiving(call)
     problem = call.problem(_known_labels(call) if on_device else call.targets)
-    gradient, is_logits = _gradient_of(scores, with_gradient), call.inputs == "logits"
+    gradient = _gradient_of(scores, with_gradient)
     if on_device:
-        if call.unnormalized == "error" and not is_logits:
-            _check_sums_there(scores, call.input_lengths, call.names)
         return _scaled_later(call, _on_device(call, problem, gradient), gradient, problem)
     module, rows = ctc_backend(call.backend, scores), _rows(scores)
     size, num_frames, _ = rows.shape
@@ -171,7 +181,7 @@ def _fake_ctc(call: CtcCall) -> CtcLosses:
     gradient = scores.new_empty(scores.shape if with_gradient else (0, 0, 0), dtype=_wide(scores))
     if with_gradient and _is_batch_first(scores):
         gradient = gradient.transpose(0, 1).contiguous().transpose(0, 1)
-    lacking = size if call.penalties or is_on_device(scores, call.backend) else 0
+    lacking = size if is_on_device(scores, call.backend) else 0
     return CtcLosses(loss, scores.new_empty(lacking, dtype=torch.float64), gradient)
 
 
@@ -191,15 +201,14 @@ ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
 
 
 def _forgiving(call: CtcCall) -> CtcLosses:
+    """On a device."""
     scores, with_gradient, problem = call.scores, call.with_gradient, call.problem(call.targets)
     wide = scores.detach() if scores.element_size() >= 4 else scores.detach().float()
     log_probs = normalized = wide.log_softmax(2) if call.inputs == "logits" else wide
     if call.log_priors.numel():
         log_probs = normalized - call.log_priors.to(wide)
-    wrong, too_many, missing = call.penalties
-    forgive = Forgiveness(wrong, too_many, missing, cast(Star, call.star), call.most_left_out)
     rest = call.backend, with_gradient, call.memory_budget
-    log_prob, gradient = forgiving_ctc(log_probs, problem, forgive, *rest)
+    log_prob, gradient = forgiving_ctc(log_probs, problem, *rest)
     if with_gradient and call.inputs == "logits":  # rows of frames that count sum to -1
         lengths = torch.from_numpy(problem.frame_counts).to(scores.device)
         real = torch.arange(len(scores), device=scores.device)[:, None] < lengths
@@ -384,8 +393,7 @@ def ctc_loss(
             another one in the next call, and gives one `NormalizationWarning`, "error" looks at all, "ignore" at none. On a
             device "warn" does nothing, since the host would have to wait, and "error" waits.
         forgive: penalties for labels that are wrong, too many or missing (see docs/weak_transcripts.md); None: there are
-            none. Graphs of their own are made for each call, labels of a device are waited for, "warn" looks at nothing,
-            and there is no delay penalty.
+            none. There is no delay penalty then; on a device graphs are made for each call, and its labels waited for.
         names: [N] utterances, for messages.
         backend: "auto" follows the scores' device; "cpu" and "reference" take scores of the host.
         memory_budget: bytes for the alphas of all frames, as for `forward_backward`; no bit of the result depends on it.
@@ -414,8 +422,6 @@ def ctc_loss(
     if forgive is not None:
         if delay_penalty:
             raise ConfigError(f"delay_penalty = {delay_penalty} with forgive; expected 0")
-        if unnormalized == "error" and inputs != "logits":
-            _check_sums_there(scores, frames, joined)
         penalties = [forgive.substitution, forgive.insertion, forgive.deletion]
         star, most_left_out = forgive.star, forgive.most_left_out
     given = scores, labels, frames, counts, priors, blank, inputs, topology, delay_penalty, unnormalized

@@ -1,4 +1,4 @@
-"""CTC of targets that may be wrong: the graphs of `fsachain.graph.ctc` over the columns blank, labels and star.
+"""CTC of targets that may be wrong on a device: the graphs of `fsachain.graph.ctc` over the columns blank, labels and star.
 
 A target reads few classes and the star, which is a log-sum over all units of a frame. Only these columns are made, and their
 gradient goes back to the scores in one buffer: that of the star is spread over the units by their share of its sum.
@@ -16,8 +16,7 @@ from torch import Tensor
 from fsachain.backends import dispatch
 from fsachain.backends.ctc import CtcProblem
 from fsachain.batch import TableBatch
-from fsachain.graph.ctc import forgiving_graph
-from fsachain.graph.forgive import Forgiveness
+from fsachain.graph.ctc import target_graph
 from fsachain.loss.autograd import new_buffer
 from fsachain.table import compile_table
 
@@ -25,18 +24,17 @@ from fsachain.table import compile_table
 def forgiving_ctc(
     scores: Tensor,
     problem: CtcProblem,
-    forgive: Forgiveness,
     backend: Any,
     with_gradient: bool,
     memory_budget: float | None,
 ) -> tuple[Tensor, Tensor]:
     """log Z [N], float64, of log-probabilities [T, N, C]; the derivatives of -log Z [T, N, C], empty unless asked for."""
-    size, most = problem.labels.shape
+    (size, most), forgive = problem.labels.shape, problem.forgive
     classes = np.column_stack([np.full(size, problem.blank), problem.labels])
     tables = []
     for labels, count in zip(problem.labels, problem.label_counts.tolist(), strict=True):
-        columns = np.append(np.arange(count + 1), most + 1)
-        graph = forgiving_graph(labels[:count], columns, problem.topology, forgive)
+        columns = np.arange(count + 1)
+        graph = target_graph(labels[:count], columns, columns, most + 1, problem.topology, forgive)
         tables.append(compile_table(graph, most + 2))
     batch = TableBatch.pack(tables)
     index = torch.from_numpy(classes).to(scores.device).expand(len(scores), -1, -1)

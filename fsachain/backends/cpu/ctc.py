@@ -56,7 +56,8 @@ from fsachain.backends.ctc import (
     write_gradient,
 )
 from fsachain.fsa import Floats
-from fsachain.graph.ctc import CtcTopology, ctc_arcs, final_states
+from fsachain.graph.ctc import CtcTopology, ctc_arcs, ctc_prices, final_states
+from fsachain.graph.forgive import Forgiveness
 from fsachain.table import compile_table
 
 # What sequences with targets of their own run on side by side: a graph for all, weights and columns for each
@@ -76,10 +77,10 @@ class Group(NamedTuple):
     """What some sequences side by side run on: fields of kernels' arguments, as `Stage` lays them out.
 
     What a target decides is `fill`ed in: mantissas and exponents, of the weights of `table` in the three orders of
-    `ArcRows`, then the final ones; offset, slope, active and counts of its columns; lanes and lengths. The same for all
-    targets of so many labels are `rows` of arcs that are there only where the label that they lead to, in `labels`,
-    differs from the one before it; final [U + 1, 2]: of the final states of a target of so many labels; column_labels: see
-    `fsachain.backends.ctc`. factors [W], found [2, W], certain [W]: of `run`.
+    `ArcRows`, then the final ones; offset, slope, active and counts of its columns; lanes and lengths; the least weights of
+    `KernelTable`. The same for all targets of so many labels are, for each arc in the three orders, prices; labels, of how
+    many a target must have at least, and apart: see `CtcArcs`; final [U + 1, F] and end_prices [F]: see `final_states`;
+    column_labels: see `fsachain.backends.ctc`. factors [W], found [2, W], certain [W]: of `run`.
     """
 
     mantissas: Floats
@@ -93,9 +94,12 @@ class Group(NamedTuple):
     factors: Floats
     found: Floats
     certain: Integers
-    rows: Integers
+    least: Floats
+    prices: Integers
     labels: Integers
+    apart: Integers
     final: Integers
+    end_prices: Integers
     column_labels: Integers
     table: KernelTable
     columns: OwnColumns
@@ -111,6 +115,8 @@ def _run(
     label_counts: Any,
     frame_counts: Any,
     log_prior: Any,
+    prices: Any,
+    star_offset: float,
     blank: int,
     delay_penalty: float,
     segment: int,
@@ -121,7 +127,8 @@ def _run(
     out: Any,
 ) -> None:
     """log Z of the sequences `given`, whether each is certain, and the gradient of those that are: see `log_probs`."""
-    _fill(group, given, labels, label_counts, frame_counts, log_prior, blank, delay_penalty)
+    _fill(group, given, labels, label_counts, frame_counts, prices)
+    _fill_columns(group, given, labels, label_counts, log_prior, star_offset, blank, delay_penalty)
     for g in range(len(group.lanes)):
         group.factors[g] = -weights[group.lanes[g]]
     found, certain, frames = group.found, group.certain, group.frames
@@ -135,35 +142,50 @@ def _run(
 
 
 @helper
-def _fill(
+def _fill(group: Any, given: Any, labels: Any, label_counts: Any, frame_counts: Any, prices: Any) -> None:
+    """Weights, lanes and lengths of the sequences `given`, of which some fill up the lanes once more."""
+    mantissas, count_arcs = group.mantissas, len(group.prices)
+    least = group.least
+    least[0], least[1], least[2], least[3] = 1.0, prices.least[0], 1.0, prices.least[1]
+    for g in range(len(group.lanes)):
+        n = given[g % len(given)]
+        count = label_counts[n]
+        group.lanes[g], group.lengths[g] = n, frame_counts[n] if g < len(given) else -1
+        for row in range(count_arcs):
+            label, apart = group.labels[row], group.apart[row]
+            there = label <= count and (apart == 0 or labels[n, label - 1] != labels[n, apart - 1])
+            mantissas[row, g] = prices.weights.mantissas[group.prices[row]] if there else 0.0
+        for row in range(count_arcs, len(mantissas)):
+            mantissas[row, g] = 0.0
+        for row in range(len(group.exponents)):
+            price = group.prices[row] if row < count_arcs else 0
+            group.exponents[row, g] = prices.weights.exponents[price] if mantissas[row, g] > 0.0 else ZERO
+        for i in range(len(group.end_prices)):
+            row, price = count_arcs + group.final[count, i], group.end_prices[i]
+            if row >= count_arcs:
+                mantissas[row, g] = prices.weights.mantissas[price]
+                if len(group.exponents) > 0:
+                    group.exponents[row, g] = prices.weights.exponents[price]
+
+
+@helper
+def _fill_columns(
     group: Any,
     given: Any,
     labels: Any,
     label_counts: Any,
-    frame_counts: Any,
     log_prior: Any,
+    star_offset: float,
     blank: int,
     delay_penalty: float,
 ) -> None:
-    """Weights, columns, lanes and lengths of the sequences `given`, of which some fill up the lanes once more."""
-    mantissas, rows, row_labels = group.mantissas, group.rows, group.labels
-    column_labels, first = group.column_labels, group.final[0, 0]
+    column_labels = group.column_labels
+    has_star = len(column_labels) > 1 and column_labels[1] == 0
     for k in range(len(column_labels)):
         group.slope[k] = delay_penalty if k > 0 and column_labels[k] > column_labels[k - 1] else 0.0
     for g in range(len(group.lanes)):
         n = given[g % len(given)]
         count = label_counts[n]
-        group.lanes[g], group.lengths[g] = n, frame_counts[n] if g < len(given) else -1
-        for row in range(len(mantissas)):
-            mantissas[row, g] = 1.0 if row < first else 0.0
-        for i in range(len(rows)):
-            label = row_labels[i]
-            if label <= count and labels[n, label - 1] == labels[n, label - 2]:
-                mantissas[rows[i], g] = 0.0
-        for i in range(2):
-            mantissas[group.final[count, i], g] = 1.0
-        for row in range(len(group.exponents)):
-            group.exponents[row, g] = 0 if mantissas[row, g] > 0.0 else ZERO
         group.counts[g] = 0
         for k in range(len(column_labels)):
             own = column_labels[k] <= count
@@ -171,33 +193,49 @@ def _fill(
             class_ = labels[n, column_labels[k] - 1] if own and column_labels[k] > 0 else blank
             group.active[k, g] = class_
             group.offset[k, g] = log_prior[class_] if len(log_prior) > 0 else 0.0
+        if has_star:
+            group.offset[1, g] = star_offset
+
+
+class _Kind(NamedTuple):
+    """What decides about the arcs of all targets of so many labels; errors: the `Forgiveness.kinds` of a problem."""
+
+    num_labels: int
+    topology: CtcTopology
+    repeats_apart: bool
+    errors: Forgiveness
 
 
 @lru_cache(maxsize=256)
-def _pattern(
-    num_labels: int, topology: CtcTopology, repeats_apart: bool, form: Form
-) -> tuple[Group, npt.NDArray[np.uint8], Shape]:
+def _pattern(kind: _Kind, form: Form) -> tuple[Group, npt.NDArray[np.uint8], Shape]:
     """The group of targets of at most so many labels, the block that it lies in, and its sizes."""
-    fsa, own = column_shape(num_labels, topology, repeats_apart), ctc_arcs(num_labels, topology)
+    num_labels, topology, repeats_apart, errors = kind
+    fsa = column_shape(np.arange(num_labels), topology, repeats_apart, errors)
+    own = ctc_arcs(num_labels, topology, errors)
     data = kernel_table(compile_table(fsa), DOUBLE, form, False, ArcRows)
     arcs: Any = data.arcs
-    key = fsa.src.astype(np.int64) * fsa.num_states + fsa.dst  # no two arcs have the same ends
+    sizes_of = fsa.num_states, fsa.num_states, int(fsa.pdf.max()) + 1
+    key = np.ravel_multi_index((fsa.src, fsa.dst, fsa.pdf), sizes_of)  # no two arcs are alike
     sorting = np.argsort(key)
     pair_dst = np.repeat(np.arange(fsa.num_states), np.diff(arcs.state_pairs))
-    src_of = np.repeat(np.arange(fsa.num_states), np.diff(arcs.src_arcs))
-    firsts, rows, labels = [0], [], []
-    for src, dst in (
-        (arcs.arc_src, np.repeat(pair_dst, np.diff(arcs.pair_arcs))),
-        (arcs.column_src, np.repeat(arcs.column_dst, np.diff(arcs.column_arcs))),
-        (src_of, arcs.column_dst[arcs.src_pair]),
+    column = np.repeat(np.arange(len(arcs.column_pairs) - 1), np.diff(arcs.column_pairs))
+    into, again = np.diff(arcs.pair_arcs), np.diff(arcs.column_arcs)
+    firsts, numbers = [0], []
+    for src, dst, pdf in (
+        (arcs.arc_src, np.repeat(pair_dst, into), np.repeat(arcs.pair_column, into)),
+        (arcs.column_src, np.repeat(arcs.column_dst, again), np.repeat(column, again)),
+        (
+            np.repeat(np.arange(fsa.num_states), np.diff(arcs.src_arcs)),
+            arcs.column_dst[arcs.src_pair],
+            column[arcs.src_pair],
+        ),
     ):
-        number = sorting[np.searchsorted(key, src.astype(np.int64) * fsa.num_states + dst, sorter=sorting)]
-        found = np.flatnonzero(own.must_differ(topology)[number])
-        rows.append(firsts[-1] + found)
-        labels.append(own.label[number[found]].astype(np.int64))
-        firsts.append(firsts[-1] + len(number))
+        wanted = np.ravel_multi_index((src, dst, pdf), sizes_of)
+        numbers.append(sorting[np.searchsorted(key, wanted, sorter=sorting)])
+        firsts.append(firsts[-1] + len(wanted))
+    number = np.concatenate(numbers)
     last, width = firsts[-1] + fsa.num_states, form.width
-    label_of = column_labels(num_labels, repeats_apart)
+    label_of = column_labels(num_labels, repeats_apart, errors.has_star)
     sizes: tuple[tuple[tuple[int, ...], Any], ...] = (  # of the first fields of `Group`
         ((last, width), np.float64),
         ((last if form.is_wide else 0, width), np.int64),
@@ -208,6 +246,7 @@ def _pattern(
         ((width,), np.float64),
         ((2, width), np.float64),
         ((width,), np.int64),
+        ((4,), np.float64),
     )
     lines = [-(-math.prod(shape) * np.dtype(kind).itemsize // LINE) * LINE for shape, kind in sizes]
     block = aligned_bytes(sum(lines))
@@ -220,14 +259,13 @@ def _pattern(
         Weights(mantissas[a:b], exponents[a:b]) for a, b in itertools.pairwise((*firsts, last))
     )
     arcs = arcs._replace(arc_weight=one, column_weight=two, src_weight=three)
-    data = data._replace(arcs=arcs, final=final)
+    data = data._replace(arcs=arcs, final=final, log_scale=np.zeros(3), least=parts[-1])
     place = np.arange(len(label_of), dtype=np.uint32)
     columns: Any = OwnColumns(active, counts, offset, slope, np.empty(0, np.int64), place)
     group = Group(
         *parts,  # type: ignore[call-arg]
-        np.concatenate(rows),
-        np.concatenate(labels),
-        firsts[-1] + np.stack(final_states(np.arange(num_labels + 1), topology), axis=1),
+        *(np.asarray(x, np.int64)[number] for x in (own.price, own.label, own.apart)),
+        *final_states(np.arange(num_labels + 1), num_labels, topology, errors),
         label_of,
         data,
         columns,
@@ -236,23 +274,16 @@ def _pattern(
 
 
 @lru_cache(maxsize=1024)
-def _stage(
-    num_labels: int,
-    topology: CtcTopology,
-    repeats_apart: bool,
-    form: Form,
-    itemsize: int,
-    plan: Plan,
-    kept: int,
-) -> tuple[Block, int, Group]:
+def _stage(kind: _Kind, form: Form, itemsize: int, plan: Plan, kept: int) -> tuple[Block, int, Group]:
     """A `Group` with its `frames`, for scores of `itemsize` bytes, and its `memory`.
 
     Also the first word of the call's rows, and the group, some of whose arrays lie elsewhere and must live.
     """
-    group, block, shape = _pattern(num_labels, topology, repeats_apart, form)
+    group, block, shape = _pattern(kind, form)
     own, memory, masks = pack(group), memory_block(shape, plan, kept), leave_out_masks(itemsize)
-    rows = pack(CtcRows(masks, np.empty((2, 0, 0)), np.empty((0, 0)), *[0] * 6))
-    kind, start = own._numba_type_, address_of(block)
+    sums = np.empty((2, 0, 0)), np.empty((0, 0)), np.empty((2, 0, 0))
+    rows = pack(CtcRows(masks, *sums, masks, masks, *[0] * 6))
+    group_type, start = own._numba_type_, address_of(block)
     in_block = ((own.words >= start) & (own.words <= start + len(block))).astype(np.int64)
     parts = (
         own.words - start * in_block,
@@ -265,13 +296,16 @@ def _stage(
         CtcFrames,
         (
             ("rows", rows._numba_type_, rows_at),
-            *[(name, kind[name], kind.first_word(name)) for name in ("lanes", "lengths", "columns")],
+            *[
+                (name, group_type[name], group_type.first_word(name))
+                for name in ("lanes", "lengths", "columns")
+            ],
             ("form", FORMS[itemsize]._numba_type_, 0),
             ("masks", array_type(masks.dtype, 1), masks_at),
         ),
     )
     whole = struct_type(
-        Group, (*kind.fields, ("memory", memory.numba_type, memory_at), ("frames", frames, 0))
+        Group, (*group_type.fields, ("memory", memory.numba_type, memory_at), ("frames", frames, 0))
     )
     flags = np.concatenate([in_block, memory.in_block, np.zeros(2 + len(rows.words), np.int64)])
     return Block(whole, np.concatenate(parts), flags, len(block) + memory.size), rows_at, group
@@ -284,6 +318,7 @@ class _Job(NamedTuple):
     """What a call works on: see `log_probs`. rows: the words of its `CtcRows`; budget: bytes for each thread."""
 
     problem: CtcProblem
+    given: CtcRows
     rows: list[int]
     scores: Rows
     statistics: Floats
@@ -309,9 +344,17 @@ def log_probs(
     above 88. So is `out`, flat and strided as the scores, with weights [N] times softmax - occupancy, of which the softmax
     is left out without statistics; with zeros in rows that are not real, and where log Z is not finite.
     """
+    stars, shifts, units = np.empty((2, 0, 0)), scores.flat[:0], scores.flat[:0]
+    if problem.forgive.has_star:
+        stars = np.empty((2, *scores.shape[:2]))
+        shifts = problem.unit_shifts.astype(scores.flat.dtype)
+        units = np.empty(scores.shape[0] * scores.shape[2], scores.flat.dtype)
+    sizes = *scores.strides, *scores.shape[1:]
+    given = CtcRows(scores.flat, statistics, sums, stars, shifts, units, *sizes, *checks)
     job = _Job(
         problem,
-        words_of(CtcRows(scores.flat, statistics, sums, *scores.strides, *scores.shape[1:], *checks)),
+        given,
+        words_of(given),
         scores,
         statistics,
         out,
@@ -350,7 +393,8 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers, log_z: Floats, certain: n
     problem = job.problem
     form = FORMS_TRIED[1 if len(lanes) == 1 else WIDTHS[-1]][kind]
     most, count = (max(x[lanes].tolist()) for x in (problem.label_counts, problem.frame_counts))
-    pattern = -(-most // LABELS) * LABELS, problem.topology, problem.repeats_apart, form
+    labels = -(-most // LABELS) * LABELS
+    pattern = _Kind(labels, problem.topology, problem.repeats_apart, problem.forgive.kinds), form
     shape = _pattern(*pattern)[2]
     plan = make_plan(shape, count, job.budget) if len(job.out) else whole_plan(count)
     kept = plan.segment if len(job.out) else 1
@@ -368,6 +412,8 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers, log_z: Floats, certain: n
             problem.label_counts,
             problem.frame_counts,
             problem.log_prior,
+            _prices(form, problem.forgive),
+            problem.star_offset,
             problem.blank,
             problem.delay_penalty,
             plan.segment,
@@ -379,6 +425,21 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers, log_z: Floats, certain: n
         )
     finally:
         give_back(buffer)
+
+
+class _Prices(NamedTuple):
+    """`ctc_prices` as numbers, and the least of arcs and of ends."""
+
+    weights: Weights
+    least: Floats
+
+
+@lru_cache(maxsize=8)
+def _prices(form: Form, forgive: Forgiveness) -> Any:
+    prices = ctc_prices(forgive)
+    arcs, ends = np.split(prices, [len(prices) - forgive.longest_gap - 1])
+    least = np.array([x[x > -np.inf].min() for x in (arcs, ends)])
+    return pack(_Prices(weights(form, prices, DOUBLE), np.exp(least)))
 
 
 @lru_cache(maxsize=8)

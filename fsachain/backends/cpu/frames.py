@@ -216,6 +216,16 @@ def _write_narrow_softmax(flat: Any, start: int, count: int, numbers: Any, out: 
 
 
 @helper
+def _sum_of_rows(form: Any, into: Any, first: int, x: Any, start: int, y: Any, row: int, count: int) -> None:
+    """into = x + y, `count` entries from `first`, `start` and `row` on; `into` may be x itself."""
+    whole = count - count % len(form)
+    for i in range(0, whole, len(form)):
+        store_to(into, first + i, load_from(form, x, start + i) + load_from(form, y, row + i))
+    for i in range(whole, count):
+        into[first + i] = x[start + i] + y[row + i]
+
+
+@helper
 def write_zeros(form: Any, out: Any, start: int, count: int) -> None:
     """out[start : start + count] = 0."""
     nothing = splat(form, out.dtype.type(0))
@@ -252,12 +262,17 @@ class CtcRows(NamedTuple):
 
     strides: entries from one sequence and from one frame to the next. statistics [2, N, T]: of each row what
     `row_statistics` finds; if there are any, the gradient is that through a log-softmax. sums [N, T], if there are any:
-    `row_sum` of the frames t for which `every` divides t + phase; the others stay what they are.
+    `row_sum` of the frames t for which `every` divides t + phase; the others stay what they are. stars [2, N, T]: what
+    `row_statistics` finds of a row with shifts [C], if there are any; column 1 is then the star, whose score that is. units
+    [N C]: room for such rows.
     """
 
     scores: npt.NDArray[np.floating]
     statistics: npt.NDArray[np.float64]
     sums: npt.NDArray[np.float64]
+    stars: npt.NDArray[np.float64]
+    shifts: npt.NDArray[np.floating]
+    units: npt.NDArray[np.floating]
     sequence_stride: int
     frame_stride: int
     num_frames: int
@@ -309,6 +324,13 @@ def copy_own(form: Any, frames: Any, t: int, work: Any) -> None:
             for k in range(count):
                 y = flat[start + columns.active[k, g]]
                 rows[k, g] = y - columns.offset[k, g] + columns.slope[k] * late
+            if given.stars.size > 0:
+                row = n * given.num_classes
+                _sum_of_rows(frames.form, given.units, row, flat, start, given.shifts, 0, given.num_classes)
+                top, total = row_statistics(frames.form, given.units, frames.masks, row, given.num_classes)
+                given.stars[0, n, t] = top
+                given.stars[1, n, t] = total
+                rows[1, g] = top + np.log(total) - columns.offset[1, g]
         for k in range(count, num_columns):
             rows[k, g] = -np.inf
 
@@ -332,8 +354,25 @@ def add_own(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> N
             if t > 0:
                 _prefetch_row(given.scores, start - given.frame_stride, given.num_classes)
                 _prefetch_row(out, start - given.frame_stride, given.num_classes)
+            if given.stars.size > 0:
+                _add_star(frames, n, t, start, rows[1, g], out)
+                rows[1, g] = 0.0
             for k in range(columns.counts[g]):
                 out[start + columns.active[k, g]] += rows[k, g]
+
+
+@helper
+def _add_star(frames: Any, n: int, t: int, start: int, share: float, out: Any) -> None:
+    """The share of the star, spread over the classes that it stands for."""
+    given, total = frames.rows, frames.rows.stars[1, n, t]
+    if share == 0.0 or total == 0.0:
+        return
+    row, kind = n * given.num_classes, given.units.dtype.type
+    form, count = frames.form, given.num_classes
+    _sum_of_rows(form, given.units, row, given.scores, start, given.shifts, 0, count)
+    numbers = kind(given.stars[0, n, t]), kind(share / total), kind(np.inf), kind(1)
+    write_softmax(form, given.units, row, count, numbers, given.units)
+    _sum_of_rows(form, out, start, out, start, given.units, row, count)
 
 
 @helper
