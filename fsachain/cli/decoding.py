@@ -496,8 +496,10 @@ def mend(
     Example: fsachain mend model/model.safetensors train mended --lang lang --arpa grammar.arpa --lm-weight 0.7
     """
     check_lang(model, lang)
-    if search["open_vocabulary"]:
-        raise click.UsageError("--open-vocabulary: transcripts are mended with words of the lexicon alone")
+    for name in ("open_vocabulary", "unknown_word_penalty"):
+        if search[name]:
+            option_name = name.replace("_", "-")
+            raise click.UsageError(f"--{option_name}: transcripts are mended with words of the lexicon alone")
     graphs, weights = DecodingGraphs.of(lang, **search)
     fresh(out, "text", "changes.txt")
     data, outputs = network_outputs(model, data, resources)

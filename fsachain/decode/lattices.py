@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,8 @@ from fsachain.openfst import LATTICE_ARC, Transducer, pack_vector
 
 Floats = npt.NDArray[np.floating]
 Ints = npt.NDArray[np.int64]
-_NUMBERS_AT_ONCE = 3_000_000  # of all arcs and points that one call of numpy works on
+_NUMBERS_AT_ONCE = 3_000_000  # of arcs and points that one call of numpy works on
+_ARCS_AT_ONCE = 200_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -66,20 +67,38 @@ def best_words(
     All points are done at once, and so are the states of all lattices that have equally many arcs before them at most: the
     time is that of some passes over the arcs. No words where no path reaches an end. A cycle is a DataError.
     """
-    found: list[list[tuple[int, ...]]] = [[()] * len(lattices) for _ in points]
-    for some in _batches(lattices, _NUMBERS_AT_ONCE // max(1, len(points))):
-        for words, column in zip(found, _best_words([lattices[n] for n in some], points), strict=True):
-            for n, best in zip(some, column, strict=True):
-                words[n] = best
-    return found
+    return BestWords(lattices).at(points)
 
 
-def _batches(lattices: Sequence[Lattice], most_arcs: int) -> Iterator[list[int]]:
+class BestWords:
+    """`best_words` of the same lattices at one set of points after the other; their arcs are put in order once."""
+
+    def __init__(self, lattices: Sequence[WordLattice]) -> None:
+        self._lattices = lattices
+        self._batches = [(some, _Joined([lattices[n] for n in some])) for some in _batches(lattices)]
+
+    def at(self, points: Sequence[Sequence[float]]) -> list[list[tuple[int, ...]]]:
+        heaviest = max((Weights(*one).check() for one in points), default=Weights(0.0))
+        for lattice in self._lattices:
+            lattice.check(heaviest)
+        found: list[list[tuple[int, ...]]] = [[()] * len(self._lattices) for _ in points]
+        for some, joined in self._batches:
+            most = max(1, _NUMBERS_AT_ONCE // max(1, len(joined.heard)))
+            for first in range(0, len(points), most):
+                for words, column in zip(
+                    found[first:], joined.best_words(points[first : first + most]), strict=False
+                ):
+                    for n, best in zip(some, column, strict=True):
+                        words[n] = best
+        return found
+
+
+def _batches(lattices: Sequence[Lattice]) -> Iterator[list[int]]:
     """Numbers of lattices of similar size, so that few are done long before the others."""
     batch: list[int] = []
     arcs = 0
     for n in sorted(range(len(lattices)), key=lambda n: lattices[n].num_states):
-        if batch and arcs + len(lattices[n].src) > most_arcs:
+        if batch and arcs + len(lattices[n].src) > _ARCS_AT_ONCE:
             yield batch
             batch, arcs = [], 0
         batch.append(n)
@@ -88,75 +107,104 @@ def _batches(lattices: Sequence[Lattice], most_arcs: int) -> Iterator[list[int]]
         yield batch
 
 
-def _best_words(
-    lattices: Sequence[WordLattice], points: Sequence[Sequence[float]]
-) -> list[list[tuple[int, ...]]]:
-    for lattice in lattices:
-        for weights in points:
-            lattice.check(weights)
-    weight, *penalties = np.array([Weights(*one) for one in points], dtype=np.float64).reshape(-1, 3).T
-    offset = np.cumsum([0, *(one.num_states for one in lattices)])
+class _Joined:
+    """Some lattices side by side."""
 
-    def joined(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        return np.concatenate(columns)
+    def __init__(self, lattices: Sequence[WordLattice]) -> None:
+        offset = np.cumsum([0, *(one.num_states for one in lattices)])
 
-    src = joined([one.src + first for one, first in zip(lattices, offset, strict=False)])
-    dst = joined([one.dst + first for one, first in zip(lattices, offset, strict=False)])
-    level = levels_of(src, dst, int(offset[-1]))
-    order = np.lexsort((src, level[src]))
-    src, dst = src[order], dst[order]
-    word = joined([one.word for one in lattices])[order]
-    language = joined([one.language_cost for one in lattices])[order].astype(np.float64)
-    is_word = joined([one.words.begins(one.word) for one in lattices])[order]
-    is_unknown = joined([one.words.unknown(one.word) for one in lattices])[order]
-    # Costs at LM weight and penalties 0.
-    base = [
-        one.cost - one.weights.lm_weight * one.language_cost - one.weights.penalty(one.word, one.words)
-        for one in lattices
-    ]
-    heard = joined(base)[order]
-    end = joined([one.final_cost - one.weights.lm_weight * one.final_language_cost for one in lattices])
-    ends = end[:, None] + np.outer(joined([one.final_language_cost for one in lattices]), weight)  # [S, K]
+        def joined(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+            return np.concatenate(columns)
 
-    def cost(arcs: Any, points: Any) -> Floats:
-        said = is_word[arcs] * penalties[0][points] + is_unknown[arcs] * penalties[1][points]
-        return heard[arcs] + language[arcs] * weight[points] + said
+        self.starts = offset[:-1] + [one.start for one in lattices]
+        src = joined([one.src + first for one, first in zip(lattices, offset, strict=False)])
+        dst = joined([one.dst + first for one, first in zip(lattices, offset, strict=False)])
+        self.arcs = ArcsByLevel(src, dst, int(offset[-1]))
+        order = self.arcs.order
+        self.word = joined([one.word for one in lattices])[order]
+        self.language = joined([one.language_cost for one in lattices])[order].astype(np.float64)
+        self.is_word = joined([one.words.begins(one.word) for one in lattices])[order]
+        self.is_unknown = joined([one.words.unknown(one.word) for one in lattices])[order]
+        # Costs at LM weight and penalties 0.
+        base = [
+            one.cost - one.weights.lm_weight * one.language_cost - one.weights.penalty(one.word, one.words)
+            for one in lattices
+        ]
+        self.heard = joined(base)[order]
+        self.end = joined(
+            [one.final_cost - one.weights.lm_weight * one.final_language_cost for one in lattices]
+        )
+        self.final_language = joined([one.final_language_cost for one in lattices])
 
-    to_end, every = ends.copy(), np.arange(len(weight))
-    limits = np.searchsorted(level[src], np.arange(1, level.max(initial=0) + 2))
-    for begin, stop in pairwise(limits.tolist()):
-        starts = np.flatnonzero(np.diff(src[begin:stop], prepend=-1))
-        through = cost(np.arange(begin, stop)[:, None], every) + to_end[dst[begin:stop]]
-        states = src[begin:stop][starts]
-        to_end[states] = np.minimum(to_end[states], np.minimum.reduceat(through, starts, axis=0))
+    def best_words(self, points: Sequence[Sequence[float]]) -> list[list[tuple[int, ...]]]:
+        arcs = self.arcs
+        weight, *penalties = np.array([Weights(*one) for one in points], dtype=np.float64).T
+        said = np.outer(self.is_word, penalties[0]) + np.outer(self.is_unknown, penalties[1])
+        cost = self.heard[:, None] + np.outer(self.language, weight) + said  # [A, K]
+        ends = self.end[:, None] + np.outer(self.final_language, weight)  # [S, K]
+        to_end = arcs.to_end(ends.copy(), lambda some, behind: cost[some] + behind)
+        # The first of the best arcs that leave each state; -1 where it is best to end there, or nothing leads to an end.
+        of, on = np.nonzero((cost + to_end[arcs.dst] == to_end[arcs.src])[::-1])
+        leaving = np.full_like(to_end, -1, dtype=np.int64)
+        leaving[arcs.src[::-1][of], on] = len(arcs.src) - 1 - of
+        leaving[to_end >= ends] = -1
 
-    count = np.bincount(src, minlength=len(level))
-    first = np.zeros(len(level), dtype=np.int64)
-    begins = np.flatnonzero(np.diff(src, prepend=-1))
-    first[src[begins]] = begins
-    # One walker for each lattice and point goes along the best path.
-    walker = np.arange(len(lattices) * len(weight))
-    state = np.repeat(offset[:-1] + [one.start for one in lattices], len(weight))
-    point = np.tile(every, len(lattices))
-    steps: list[tuple[Ints, Ints]] = [(walker[:0], walker[:0])]  # walkers and their words
-    while True:
-        goes = (to_end[state, point] < ends[state, point]) & (count[state] > 0)
-        walker, state, point = walker[goes], state[goes], point[goes]
-        if not len(walker):
-            break
-        arcs, of = _ranges(first[state], count[state])
-        through = cost(arcs, point[of]) + to_end[dst[arcs], point[of]]
-        hits = np.flatnonzero(through == to_end[state, point][of])
-        _, chosen = np.unique(of[hits], return_index=True)
-        taken = arcs[hits[chosen]]
-        state = dst[taken]
-        said = word[taken] > 0
-        steps.append((walker[said], word[taken][said]))
-    walkers, words = (np.concatenate(column) for column in zip(*steps, strict=True))
-    words = words[np.argsort(walkers, kind="stable")].tolist()
-    cuts = np.cumsum([0, *np.bincount(walkers, minlength=len(lattices) * len(weight))]).tolist()
-    spelt = [tuple(words[begin:stop]) for begin, stop in pairwise(cuts)]
-    return [spelt[k :: len(weight)] for k in range(len(weight))]
+        # One walker for each lattice and point goes along the best path.
+        walker = np.arange(len(self.starts) * len(weight))
+        state = np.repeat(self.starts, len(weight))
+        point = np.tile(np.arange(len(weight)), len(self.starts))
+        steps: list[tuple[Ints, Ints]] = [(walker[:0], walker[:0])]  # walkers and their words
+        while len(walker):
+            taken = leaving[state, point]
+            goes = taken >= 0
+            walker, point, taken = walker[goes], point[goes], taken[goes]
+            state = arcs.dst[taken]
+            steps.append((walker, self.word[taken]))
+        walkers, words = (np.concatenate(column) for column in zip(*steps, strict=True))
+        walkers, words = walkers[words > 0], words[words > 0]
+        words = words[np.argsort(walkers, kind="stable")].tolist()
+        cuts = np.cumsum([0, *np.bincount(walkers, minlength=len(self.starts) * len(weight))]).tolist()
+        spelt = [tuple(words[begin:stop]) for begin, stop in pairwise(cuts)]
+        return [spelt[k :: len(weight)] for k in range(len(weight))]
+
+
+class ArcsByLevel:
+    """The arcs of an acyclic lattice by their sources, those with the fewest arcs between them and an end first.
+
+    Arc k is that of number `order[k]`, from `src[k]` to `dst[k]`; state s is left by `count[s]` of them from `first[s]` on.
+    """
+
+    def __init__(self, src: npt.NDArray[np.integer], dst: npt.NDArray[np.integer], num_states: int) -> None:
+        level = levels_of(src, dst, num_states)
+        self.order = np.lexsort((src, level[src]))
+        self.src, self.dst = src[self.order], dst[self.order]
+        self.count = np.bincount(src, minlength=num_states)
+        self.first = np.zeros(num_states, dtype=np.int64)
+        begins = np.flatnonzero(np.diff(self.src, prepend=-1))
+        states = self.src[begins]
+        self.first[states] = begins
+        cuts = np.searchsorted(level[states], np.arange(1, level.max(initial=0) + 2))
+        limits = np.append(begins, len(src))[cuts].tolist()
+        # Of each level its arcs, its states, and where in the arcs theirs begin.
+        self._levels = [
+            (slice(begin, stop), states[low:high], begins[low:high] - begin)
+            for (begin, stop), (low, high) in zip(pairwise(limits), pairwise(cuts.tolist()), strict=True)
+        ]
+
+    def to_end(
+        self,
+        rows: Floats,
+        through: Callable[[slice, Floats], Floats],
+        settle: Callable[[Floats], Floats] = lambda rows: rows,
+    ) -> Floats:
+        """The least costs from each state to the end, in place of `rows` [S, K], which are those of ending there.
+
+        `through` adds the costs of a slice of the arcs to `rows` behind them; a state's best row passes through `settle`.
+        """
+        for arcs, states, starts in self._levels:
+            best = np.minimum.reduceat(through(arcs, rows[self.dst[arcs]]), starts, axis=0)
+            rows[states] = settle(np.minimum(rows[states], best))
+        return rows
 
 
 def _ranges(begin: Ints, count: Ints) -> tuple[Ints, Ints]:

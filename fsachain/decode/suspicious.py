@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
 from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, search_all
-from fsachain.decode.lattices import levels_of
+from fsachain.decode.lattices import ArcsByLevel
 from fsachain.errors import counted
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import Numerator
@@ -112,48 +111,39 @@ def mended(lattice: Lattice, words: Sequence[int], forgive: Forgiveness) -> tupl
     the path's words: a word of the path is kept, substituted or left out (a deletion), and words that it lacks are written
     (insertions). No words where no path reaches an end. A cycle in the lattice is a DataError.
     """
-    src, dst, word = lattice.src, lattice.dst, lattice.word
-    level = levels_of(src, dst, lattice.num_states)
-    order = np.lexsort((src, level[src]))
-    src, dst, word, cost = src[order], dst[order], word[order], lattice.cost[order].astype(np.float64)
+    arcs = ArcsByLevel(lattice.src, lattice.dst, lattice.num_states)
+    word, cost = lattice.word[arcs.order], lattice.cost[arcs.order].astype(np.float64)
     # What an arc costs before a place of the transcript where it passes no word of it, and where it passes one.
     is_word = word > 0
     beside = cost + np.where(is_word, forgive.deletion, 0.0)
     replaced = np.where(np.equal.outer(word, np.asarray(words, np.int64)), 0.0, forgive.substitution)
     along = np.where(is_word[:, None], cost[:, None] + replaced, np.inf)
     # The least cost from each state and place to the end.
-    to_end = np.full((lattice.num_states, len(words) + 1), np.inf)
-    to_end[:, -1] = lattice.final_cost
+    ends = np.full((lattice.num_states, len(words) + 1), np.inf)
+    ends[:, -1] = lattice.final_cost
 
     def leave_out(rows: Floats) -> Floats:
         for place in range(len(words))[::-1]:
             rows[:, place] = np.minimum(rows[:, place], rows[:, place + 1] + forgive.insertion)
         return rows
 
-    leave_out(to_end)
-    limits = np.searchsorted(level[src], np.arange(1, level.max(initial=0) + 2))
-    for begin, stop in pairwise(limits.tolist()):
-        behind = to_end[dst[begin:stop]]
-        through = behind + beside[begin:stop, None]
-        through[:, :-1] = np.minimum(through[:, :-1], behind[:, 1:] + along[begin:stop])
-        starts = np.flatnonzero(np.diff(src[begin:stop], prepend=-1))
-        states = src[begin:stop][starts]
-        to_end[states] = leave_out(np.minimum(to_end[states], np.minimum.reduceat(through, starts, axis=0)))
+    def through(some: slice, behind: Floats) -> Floats:
+        rows = behind + beside[some, None]
+        rows[:, :-1] = np.minimum(rows[:, :-1], behind[:, 1:] + along[some])
+        return rows
 
+    to_end = arcs.to_end(leave_out(ends), through, leave_out)
     found: list[int] = []
     state, place = lattice.start, 0
-    first = np.full(lattice.num_states, -1)
-    begins = np.flatnonzero(np.diff(src, prepend=-1))
-    first[src[begins]] = begins
-    count = np.bincount(src, minlength=lattice.num_states)
     while np.isfinite(to_end[state, place]):
-        arcs = slice(first[state], first[state] + count[state])
-        behind = to_end[dst[arcs]]
-        ways = [beside[arcs] + behind[:, place]]
+        first, count = arcs.first[state], arcs.count[state]
+        leaving = slice(first, first + count)
+        behind = to_end[arcs.dst[leaving]]
+        ways = [beside[leaving] + behind[:, place]]
         end = lattice.final_cost[state]
         if place < len(words):
             ways += [
-                along[arcs, place] + behind[:, place + 1],
+                along[leaving, place] + behind[:, place + 1],
                 [forgive.insertion + to_end[state, place + 1]],
             ]
             end = np.inf
@@ -164,9 +154,9 @@ def mended(lattice: Lattice, words: Sequence[int], forgive: Forgiveness) -> tupl
         if place < len(words) and best == len(costs) - 2:
             place += 1
             continue
-        place += best >= count[state]
-        arc = first[state] + best % count[state]
-        state = dst[arc]
+        place += best >= count
+        arc = first + best % count
+        state = arcs.dst[arc]
         if is_word[arc]:
             found.append(int(word[arc]))
     return tuple(found)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.decode.lattices import WordLattice, best_words
+from fsachain.decode.lattices import BestWords, WordLattice
 from fsachain.decode.wer import ErrorCounts, count_errors
 from fsachain.errors import ConfigError
 from fsachain.graph.decoding import Weights
@@ -102,11 +102,11 @@ def tune(
         (count_errors(references[name], ()) for name, one in lattices.items() if one is None), ErrorCounts()
     )
     axes = [sorted(lm_weights), sorted(word_insertion_penalties), sorted(unknown_word_penalties)]
-    points = dict(known or {})
+    points, best = dict(known or {}), BestWords(found)
     for _ in range(_MOST_ADDED + 1):
         grid = [Weights(*point) for point in product(*axes)]
         new = [point for point in grid if point not in points]
-        for point, ids in zip(new, best_words(found, new), strict=True):
+        for point, ids in zip(new, best.at(new), strict=True):
             points[point] = TuningPoint(point, sum(map(errors, names, ids), lost))
         result = choose([points[point] for point in grid])
         extended = [

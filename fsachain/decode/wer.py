@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ class ErrorCounts:
     num_wrong_utterances: int = 0  # with at least one error
 
     def __add__(self, other: ErrorCounts) -> ErrorCounts:
-        return ErrorCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return ErrorCounts(*map(add, vars(self).values(), vars(other).values()))
 
     @property
     def errors(self) -> int:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import signal
 
 from fsachain.brief import brief
 from fsachain.errors import ConfigError, ShapeError
@@ -72,7 +71,7 @@ def spectrogram(
     padded = np.pad(wave, (max(before, 0), num_frames * shift + window - len(wave)))[max(-before, 0) :]
     frames = np.lib.stride_tricks.sliding_window_view(padded, window)[::shift][:num_frames]
     size = max(256, 1 << (window - 1).bit_length())
-    power = np.abs(np.fft.rfft(frames * signal.windows.hann(window, sym=False), size)) ** 2
+    power = np.abs(np.fft.rfft(frames * np.hanning(window + 1)[:-1], size)) ** 2
     floor = max(power.max(), 1e-300) * 10 ** (-DYNAMIC_RANGE / 10)
     return Spectrogram(10 * np.log10(np.maximum(power, floor)), shift / sample_rate, sample_rate / 2)
 

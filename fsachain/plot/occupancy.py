@@ -402,6 +402,8 @@ def plot_trellis(
             axes.tick_params(labelsize=8)
             figure.colorbar(image, ax=axes, pad=0.01).ax.tick_params(labelsize=8)
         mark_signs(grid[2], parts[2][:, rows], MARKED * bound, step)
+        for axes in grid[1:]:
+            axes.yaxis.set_in_layout(False)  # it has the names of the first
         grid[2].set_xlabel("output frame" if frame_seconds is None else "time (s)", fontsize=9)
         headline(figure, title)
     return figure

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 from fsachain.data.audio import count_samples, read_audio, recorded_rate
 from fsachain.data.kaldi_dir import Utterance, is_command
 from fsachain.errors import DataError, require
+from fsachain.plot.canvas import figure_svg, rendered
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-EXTRA = "report"
 MOST_SECONDS = 30.0
 MOST_HERTZ = 16_000
 MOST_PICTURE_BYTES = 2_000_000
-QUALITY = 80
 PICTURE_TYPES = {
     ".png": "image/png",
     ".svg": "image/svg+xml",
@@ -60,19 +59,12 @@ def data_uri(content: bytes, media_type: str) -> str:
 
 def drawing(figure: Figure, alt: str, caption: str = "") -> Picture:
     """The figure as SVG, sharp at every size."""
-    from fsachain.plot import figure_svg
-
     return Picture(data_uri(figure_svg(figure).encode(), PICTURE_TYPES[".svg"]), alt, caption)
 
 
 def bitmap(figure: Figure, alt: str, caption: str = "", *, dpi: int = 110) -> Picture:
     """The figure as lossy WebP, for heat maps: a fifth of a PNG's bytes."""
-    from fsachain.plot import figure_png
-
-    image = require("PIL.Image", extra=EXTRA)
-    small = io.BytesIO()
-    image.open(io.BytesIO(figure_png(figure, dpi=dpi))).convert("RGB").save(small, "WEBP", quality=QUALITY)
-    return Picture(data_uri(small.getvalue(), PICTURE_TYPES[".webp"]), alt, caption)
+    return Picture(data_uri(rendered(figure, "webp", dpi), PICTURE_TYPES[".webp"]), alt, caption)
 
 
 def picture_file(path: Path) -> Picture:
