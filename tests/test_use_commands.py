@@ -62,6 +62,12 @@ def test_decode_keeps_lattices_whose_best_words_are_those_that_are_scored(fsacha
     assert words == [names[word] for word in best.olabel[np.argsort(best.src)] if word]
 
 
+@pytest.mark.parametrize("option", [("--open-vocabulary",), ("--unknown-word-penalty", 2)])
+def test_mending_refuses_options_of_words_that_are_spelt(fsachain, model, tmp_path, option):
+    status, _, errors = fsachain("mend", model, said_by_noise(tmp_path / "said"), tmp_path / "out", *option)
+    assert status == 2 and f"{option[0]}: transcripts are mended with words of the lexicon alone" in errors
+
+
 def said_by_noise(folder):
     folder.mkdir()
     record(folder / "a.wav")
