@@ -20,7 +20,7 @@ from fsachain.graph.spelling import NO_WORD
 from fsachain.kaldi.lattice import Lattice
 from fsachain.table import compile_table
 
-Floats = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.floating]
 
 
 class Doubt(NamedTuple):
