@@ -4,7 +4,7 @@ import pytest
 import torch
 from ctc_inputs import random_batch
 
-from fsachain import Forgiveness, ctc_loss
+from fsachain import DataError, Forgiveness, ctc_loss
 from fsachain.backends.cpu import ctc as cpu_ctc
 
 SIZE = 20
@@ -59,3 +59,15 @@ def test_sequences_have_as_many_lanes_as_they_need(one_thread, size, widths, mon
     with torch.no_grad():
         ctc_loss(batch.leaf(torch.float32), *batch.arguments(), inputs="logits")
     assert used == widths
+
+
+@pytest.mark.parametrize("scale", [1.0, 300.0])
+@pytest.mark.parametrize("label", [-1, -(2**60), 7, 2**40])
+@pytest.mark.parametrize("n", [0, 9])
+def test_an_illegal_label_is_named_however_many_run_beside_its_target(label, n, scale):
+    for size in (SIZE, 2):
+        batch, n = random_batch(4, size, scale=scale), min(n, size - 1)
+        targets = torch.from_numpy(batch.targets)
+        targets[n, 0], counts = label, [max(1, count) for count in batch.target_lengths]
+        with pytest.raises(DataError, match=rf"targets\[{n}\]\[0\] = {label}; expected a class in \[0, 7\)"):
+            ctc_loss(batch.leaf(), targets, batch.input_lengths, counts, batch.blank, inputs="logits")

@@ -4,6 +4,8 @@ import copy
 import gc
 import math
 import pickle
+import sys
+from pathlib import Path
 
 import pytest
 import tolerances
@@ -24,6 +26,7 @@ from loss_inputs import (
     spoil,
 )
 
+import fsachain
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
 from fsachain.errors import ConfigError
 
@@ -346,3 +349,28 @@ def test_the_branch_gets_the_numerators_occupancy_whatever_the_boost():
 def test_a_boost_must_not_be_negative():
     with pytest.raises(ConfigError, match=r"boost = -0.1; expected a finite number >= 0"):
         make_loss("boosted", boost=-0.1)
+
+
+def test_a_call_comes_to_its_first_kernel_through_ninety_functions_of_ten_files():
+    """What a profile counts as calls, generated constructors of tuples among them, in the third call."""
+    loss, batch, output = (
+        make_loss(),
+        TableBatch.pack([compile_table(graph, WIDTH) for graph in make_graphs()]),
+        make_output(),
+    )
+    folder, called = str(Path(fsachain.__file__).parent), []
+
+    def count(frame, event, argument):
+        name = frame.f_code.co_filename
+        if event == "call" and (name.startswith(folder) or name == "<string>"):
+            called.append((name, frame.f_code.co_name))
+
+    for _ in range(3):
+        called.clear()
+        sys.setprofile(count)
+        try:
+            loss(output[:, :5].requires_grad_(), [5] * SIZE, batch)
+        finally:
+            sys.setprofile(None)
+    first = called.index((f"{folder}/backends/cpu/backend.py", "_run_segments"))
+    assert first <= 90 and len({name for name, _ in called[:first]} - {"<string>"}) <= 10

@@ -99,9 +99,11 @@ def _kind_of_type(of: Any) -> Kind:
 def home_of(array: Any) -> Home:
     kind = kind_of(array)
     if kind == "torch":
-        if array.device.type not in ("cpu", "cuda"):
+        if array.is_cpu:
+            return "cpu"
+        if array.device.type != "cuda":
             raise BackendUnavailable(f"scores are on {array.device}; expected a CPU or CUDA tensor")
-        return "cuda" if array.device.type == "cuda" else "cpu"
+        return "cuda"
     return "cuda" if kind == "cupy" else "cpu"
 
 
@@ -130,13 +132,11 @@ def as_numpy(array: Any) -> npt.NDArray[Any]:
 
 
 def scores_as_numpy(scores: Any) -> npt.NDArray[np.floating]:
-    """Scores of any kind as compiled code reads them: float32 or float64, in order, aligned, writable."""
+    """Scores of any kind, of a legal dtype, as compiled code reads them: float32 or float64, in order, aligned, writable."""
     array = on_host(scores)
     if kind_of(array) == "torch":
-        check_dtype(dtype_name(array))
         array = (array if array.element_size() == 8 else array.float()).numpy()
     array = np.asarray(array)
-    check_dtype(dtype_name(array))
     # Read-only is another type for compiled code, and so is what is not aligned.
     dtype = np.float64 if array.itemsize == 8 else np.float32
     return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.fsa import Floats, Fsa
 from fsachain.graph.ctc import CtcTopology, check_topology, differs_from_previous, target_graph
-from fsachain.graph.forgive import Forgiveness
+from fsachain.graph.forgive import NOTHING, Forgiveness
 
 Integers = npt.NDArray[np.int64]
 
@@ -63,7 +63,7 @@ class CtcProblem(NamedTuple):
     """N targets and how they are spelled; made by `make_problem`.
 
     labels: int64 [N, U], U the largest target; entries beyond a target are 0, C stands for any class. log_prior: float64
-    [C]; empty for none. delay_penalty: in nats for each frame.
+    [C]; empty for none. delay_penalty: in nats for each frame. names: of the utterances, one in a line; empty for numbers.
     """
 
     labels: Integers
@@ -74,7 +74,8 @@ class CtcProblem(NamedTuple):
     topology: CtcTopology
     log_prior: Floats
     delay_penalty: float
-    forgive: Forgiveness = Forgiveness()
+    forgive: Forgiveness = NOTHING
+    names: str = ""
 
     def differs(self, n: int) -> npt.NDArray[np.bool_]:
         """bool [U + 1] of target n, see `fsachain.graph.ctc.differs_from_previous`; any class differs from all."""
@@ -197,6 +198,14 @@ def write_gradient(
     into[:frames] = weight * gradient
 
 
+def log_sum(statistics: Floats, n: int, frames: int) -> float:
+    """Of the rows of sequence n, one frame after another; 0 without statistics."""
+    if not statistics.size:
+        return 0.0
+    with np.errstate(divide="ignore", invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
+        return float(sum((statistics[0, n, :frames] + np.log(statistics[1, n, :frames])).tolist()))
+
+
 def joined_names(names: Sequence[str] | None, size: int) -> str:
     """Names as an operator can take them: lines of a text, empty for none. ShapeError: not `size` of them."""
     if names is None:
@@ -220,9 +229,9 @@ def make_problem(
     log_prior: Floats,
     delay_penalty: float,
     names: str = "",
-    forgive: Forgiveness = Forgiveness(),  # noqa: B008
+    forgive: Forgiveness = NOTHING,
 ) -> CtcProblem:
-    """Check the arguments of `fsachain.loss.ctc.ctc_loss`, whose errors these are.
+    """Check the arguments of `fsachain.loss.ctc.ctc_loss`, whose errors these are; but the labels, see `check_labels`.
 
     shape: N, T, C. names: of the utterances, one in a line; empty for numbers.
     """
@@ -240,18 +249,8 @@ def make_problem(
     if not math.isfinite(delay_penalty):
         raise ConfigError(f"delay_penalty = {delay_penalty}; expected a finite number")
     labels, counts = _padded_labels(targets, label_counts, size, names)
-    # A negative number is a large one without a sign.
-    wrong = (labels.view(np.uint64) >= num_classes) | (labels == blank)
     if min(counts.tolist()) < labels.shape[1]:
-        real = np.arange(labels.shape[1]) < counts[:, None]
-        labels, wrong = np.where(real, labels, 0), wrong & real
-    if np.count_nonzero(wrong):
-        n, k = np.argwhere(wrong)[0]
-        raise DataError(
-            f"{name_of(names, n)}: targets[{n}][{k}] = {labels[n, k]}; expected a class in [0, {num_classes}) other than "
-            f"the blank, {blank}: log_probs has {num_classes} classes, and its network must have as many outputs as there "
-            "are labels with the blank"
-        )
+        labels = np.where(np.arange(labels.shape[1]) < counts[:, None], labels, 0)
     return CtcProblem(
         labels,
         counts,
@@ -262,7 +261,21 @@ def make_problem(
         log_prior,
         float(delay_penalty),
         forgive,
+        names,
     )
+
+
+def check_labels(problem: CtcProblem) -> None:
+    """DataError with the first label that is no class or the blank."""
+    labels, num_classes, blank = problem.labels, problem.num_classes, problem.blank
+    wrong = (labels < 0) | (labels >= num_classes) | (labels == blank)
+    wrong &= np.arange(labels.shape[1]) < problem.label_counts[:, None]
+    for n, k in np.argwhere(wrong):
+        raise DataError(
+            f"{name_of(problem.names, n)}: targets[{n}][{k}] = {labels[n, k]}; expected a class in [0, {num_classes}) other "
+            f"than the blank, {blank}: log_probs has {num_classes} classes, and its network must have as many outputs as "
+            "there are labels with the blank"
+        )
 
 
 def _check_counts(
@@ -276,7 +289,7 @@ def _check_counts(
     if min(values) < 0 or max(values) > most:
         n = next(n for n, value in enumerate(values) if not 0 <= value <= most)
         raise ShapeError(f"{name_of(names, n)}: {argument}[{n}] = {counts[n]}; expected 0 to {most}, {what}")
-    return counts.astype(np.int64)
+    return np.asarray(counts, np.int64)
 
 
 def _padded_labels(
@@ -293,7 +306,7 @@ def _padded_labels(
     most = targets.shape[-1]
     counts = _check_counts("target_lengths", label_counts, size, most, "the labels of targets", names)
     if padded:
-        return targets[:, : max(counts.tolist())].astype(np.int64, "C"), counts
+        return np.ascontiguousarray(targets[:, : max(counts.tolist())], np.int64), counts
     if counts.sum() != len(targets):
         raise ShapeError(
             f"target_lengths add up to {counts.sum()}; expected {len(targets)}, as many labels as targets has"

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fsachain.backends import arrays, dispatch
 from fsachain.backends.cpu.threads import run_all
-from fsachain.backends.ctc import CtcProblem, column_graph, joined_names, make_problem, name_of
+from fsachain.backends.ctc import CtcProblem, check_labels, column_graph, joined_names, make_problem, name_of
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import TableBatch
 from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError
@@ -166,6 +166,7 @@ def _problem(
         0.0,
         names,
     )
+    check_labels(problem)
     stars = stars[:, : problem.labels.shape[1]] & (
         np.arange(problem.labels.shape[1]) < problem.label_counts[:, None]
     )

@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Floats, Fsa, Ints
-from fsachain.graph.forgive import Forgiveness
+from fsachain.graph.forgive import NOTHING, Forgiveness
 
 CtcTopology = Literal["standard", "compact", "selfless", "minimal"]
 _TOPOLOGIES = get_args(CtcTopology)
@@ -176,7 +176,7 @@ def ctc_graph(
         raise GraphError(
             f"targets[{bad[0]}] = {labels[bad[0]]}; expected labels >= 0 other than the blank, {blank}"
         )
-    options = Forgiveness() if forgive is None else forgive
+    options = NOTHING if forgive is None else forgive
     classes = np.append(blank, labels).astype(np.int64)
     if options.has_star and (star is None or star < 0 or star in classes):
         raise ConfigError(f"star = {star}; expected a class of its own, neither the blank nor a label")

@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -78,7 +79,7 @@ class Forgiveness:
         if self.most_left_out < 1:
             raise ConfigError(f"most_left_out = {self.most_left_out}: expected at least 1")
 
-    @property
+    @cached_property
     def has_star(self) -> bool:
         return min(self.substitution, self.deletion) < math.inf
 
@@ -87,7 +88,7 @@ class Forgiveness:
         """How many labels in a row may be left out."""
         return 0 if self.insertion == math.inf else self.most_left_out
 
-    @property
+    @cached_property
     def kinds(self) -> Forgiveness:
         """The same for all that have penalties for the same kinds of errors, of whatever size."""
         wrong, too_many, missing = (
@@ -153,6 +154,9 @@ class Forgiveness:
                 math.exp(weight - total) * np.array(counts) for weight, counts in scripts
             )
         return found
+
+
+NOTHING = Forgiveness()
 
 
 def _with_star(labels: Fsa, star: int, forgive: Forgiveness) -> Fsa:

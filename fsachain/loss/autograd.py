@@ -12,7 +12,6 @@ import inspect
 import math
 import typing
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -78,8 +77,9 @@ class Operator:
             # Where each is found: among the arguments followed by the results.
             places = {name: i for i, name in enumerate((*self._names, *self._fields))}
             known = [(name, places[name]) for name in asked if name in places]
-            self._saved = [one for one in known if types.get(one[0], Tensor) is Tensor]
-            self._options = [one for one in known if one not in self._saved]
+            tensors = [one for one in known if types.get(one[0], Tensor) is Tensor]
+            self._saved_names, self._saved = [name for name, _ in tensors], [place for _, place in tensors]
+            self._options = [one for one in known if one not in tensors]
         self.op = self._custom(kernel.__name__.lstrip("_"), types, fake, mutates)
 
     def _custom(
@@ -124,50 +124,60 @@ class Operator:
         if not wanted:
             return self.kernel(inputs)
         if self._gradient is not None:
-            found = _Node.apply(self, inputs, *[inputs[i] for i in self._tensors])
-            return self._result(*found) if self._fields else found[0]
+            rest: list[Tensor] = []
+            first = _Node.apply((self, inputs, rest), *wanted)
+            return self._result(first, *rest) if self._fields else first
         with torch.no_grad():
             found = self.kernel(inputs)
         return found if found is None else first_only(found, *wanted)
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         results = output if isinstance(output, tuple) else (output,)
-        known = (*inputs, *results)
-        ctx.save_for_backward(*[known[place] for _, place in self._saved])
-        ctx.options = {name: known[place] for name, place in self._options}
+        self.keep(ctx, inputs, results)
         ctx.mark_non_differentiable(*results[1:])
+
+    def keep(self, ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
+        known = (*inputs, *results)
+        ctx.save_for_backward(*[known[place] for place in self._saved])
+        ctx.options = {name: known[place] for name, place in self._options}
         ctx.set_materialize_grads(False)
 
-    def backward(
-        self, ctx: Any, factor: Tensor | None, *_: Any, is_last: bool = False
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, ctx: Any, factor: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
+        found = self.gradients(ctx, factor, is_last=False)
+        return tuple([found.get(name) for name in self._names])
+
+    def gradients(self, ctx: Any, factor: Tensor | None, is_last: bool) -> dict[str, Tensor | None]:
         if factor is None or self._gradient is None:
-            return (None,) * len(self._names)
-        kept: dict[str, Any] = {
-            name: tensor for (name, _), tensor in zip(self._saved, ctx.saved_tensors, strict=True)
-        }
+            return {}
+        kept: dict[str, Any] = dict(zip(self._saved_names, ctx.saved_tensors, strict=True))
         if self._asks_for_last:
             kept["is_last"] = is_last
-        found = self._gradient(factor, **kept, **ctx.options)
-        return tuple([found.get(name) for name in self._names])
+        return self._gradient(factor, **kept, **ctx.options)
 
 
 class _Node(torch.autograd.Function):
-    """An operator of `inputs`, whose tensors torch is told of once more: it looks at each argument several times."""
+    """An operator and its inputs, of which torch is told those that want a gradient: it looks at each several times.
+
+    So it does at results. Those behind the first, which have no gradient, are put into `rest`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, inputs: tuple[Any, ...], *_: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: tuple[Operator, tuple[Any, ...], list[Tensor]], *_: Tensor) -> Tensor:
+        operator, inputs, rest = call
         found = operator.kernel(inputs)
-        results = tuple(found) if isinstance(found, tuple) else (found,)
-        operator.save(ctx, inputs, results)
+        results = found if isinstance(found, tuple) else (found,)
+        operator.keep(ctx, inputs, results)
         ctx.operator = operator
-        return results
+        ctx.wanted = [operator._names[i] for i in operator._tensors if inputs[i].requires_grad]
+        rest += results[1:]
+        first: Tensor = results[0]
+        return first
 
     @staticmethod
-    def backward(ctx: Any, *factors: Tensor | None) -> tuple[Tensor | None, ...]:
-        is_last = not (_may_come_again() or torch.is_grad_enabled())
-        found = ctx.operator.backward(ctx, *factors, is_last=is_last)
-        return None, None, *[found[i] for i in ctx.operator._tensors]
+    def backward(ctx: Any, factor: Tensor | None) -> tuple[Tensor | None, ...]:
+        is_last = not (_may_come_again() or torch.is_grad_enabled() or is_watched())
+        found = ctx.operator.gradients(ctx, factor, is_last)
+        return None, *[found.get(name) for name in ctx.wanted]
 
 
 def refuse_forward_mode() -> None:
@@ -234,6 +244,8 @@ def new_buffer(scores: Tensor, wanted: bool) -> Tensor:
 def _rows_scaled(
     values: Tensor, factors: Tensor, like: Tensor, lists: Tensor | None, in_place: bool = False
 ) -> Tensor:
+    if in_place and factors.is_cpu and not factors.ndim and factors.item() == 1.0:  # as in most calls
+        return (values if values.dtype == like.dtype else values.to(like.dtype)).detach()
     if arrays.home_of(values) == "cuda" and values.numel():
         out = (
             values if in_place and values.dtype == like.dtype else torch.empty_like(values, dtype=like.dtype)
@@ -246,8 +258,6 @@ def _rows_scaled(
             else:
                 cuda.spread_rows(device, *map(cuda.view, (first, lists, by_row, last)))
             return out.detach()
-    if in_place and not factors.ndim and factors.item() == 1.0:  # that of most calls of `backward`
-        return values.to(like.dtype).detach()
     by_row = factors.to(values.dtype).view(-1, *[1] * (values.ndim - 1)) if factors.ndim else factors
     if not factors.is_cpu:
         return (values * by_row).masked_fill_(values == 0, 0).to(like.dtype)
@@ -280,8 +290,10 @@ def scale_rows(
     `in_place`: `values` may be written to. The result is then another tensor in their memory, since torch copies gradients
     that somebody else holds. lists: unless empty, of rows that a device has packed, see `cuda.add_occupancy`.
     """
-    scale = partial(_rows_scaled, in_place=True) if in_place and not is_watched() else _scale_rows_apart
-    return scale(values, factors, like, None if lists is None or not len(lists) else lists)
+    lists = None if lists is None or not len(lists) else lists
+    if in_place:
+        return _rows_scaled(values, factors, like, lists, True)
+    return _scale_rows_apart(values, factors, like, lists)
 
 
 def _scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
@@ -295,6 +307,6 @@ _scale_gradient_apart = Operator(
 
 def scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool = False) -> Tensor:
     """By broadcasting, in the dtype of `like`; `in_place`: `gradient` may be written to."""
-    if in_place and not is_watched():
+    if in_place:
         return gradient.mul_(factor.to(gradient.dtype)).to(like.dtype).detach()
     return _scale_gradient_apart(gradient, factor, like)

@@ -17,7 +17,7 @@ from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.brief import brief
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.loss.autograd import Operator, is_watched, new_buffer, packed, scale_gradient, wants_gradient
+from fsachain.loss.autograd import Operator, new_buffer, packed, scale_gradient, wants_gradient
 
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
@@ -224,7 +224,7 @@ def finished_gradient(
         l2_regularize,
         out_of_range_regularize,
     )
-    if not is_last or is_watched():
+    if not is_last:
         return {"nnet_output": _finished_apart(call)}
     same = gradient.dtype == nnet_output.dtype
     out = gradient if same else torch.empty_like(gradient, dtype=nnet_output.dtype)

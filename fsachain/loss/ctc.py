@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import operator
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
@@ -15,14 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from fsachain.backends.arrays import check_budget, new_like
-from fsachain.backends.ctc import Checks, CtcProblem, Rows, joined_names, make_problem, name_of
+from fsachain.backends.ctc import Checks, CtcProblem, Rows, check_labels, joined_names, make_problem, name_of
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import ctc as cuda_ctc
 from fsachain.backends.cuda.device import Device, DeviceArray
 from fsachain.backends.dispatch import BackendName, ctc_backend, is_on_device
 from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.graph.ctc import CtcTopology
-from fsachain.graph.forgive import Forgiveness, Star
+from fsachain.graph.forgive import NOTHING, Forgiveness, Star
 from fsachain.loss.autograd import Operator, scale_gradient, scale_rows, wants_gradient
 from fsachain.loss.forgive import forgiving_ctc
 
@@ -71,14 +72,10 @@ class CtcCall(NamedTuple):
         """On the host."""
         num_frames, size, num_classes = self.scores.shape
         priors = self.log_priors.detach().double().cpu().numpy() if self.log_priors.numel() else _NO_PRIORS
-        labels, frame_counts, label_counts = (
-            values.numpy() if values.is_cpu else values.cpu().numpy()
-            for values in (targets, self.input_lengths, self.target_lengths)
-        )
         return make_problem(
-            labels,
-            frame_counts,
-            label_counts,
+            targets.numpy(force=True),
+            self.input_lengths.numpy(force=True),
+            self.target_lengths.numpy(force=True),
             (size, num_frames, num_classes),
             self.blank,
             cast(CtcTopology, self.topology),
@@ -92,7 +89,7 @@ class CtcCall(NamedTuple):
     def forgive(self) -> Forgiveness:
         """An operator takes its fields apart."""
         if not self.penalties:
-            return Forgiveness()
+            return NOTHING
         wrong, too_many, missing = self.penalties
         return Forgiveness(wrong, too_many, missing, cast(Star, self.star), self.most_left_out)
 
@@ -111,64 +108,57 @@ class CtcLosses(NamedTuple):
 
 
 def _ctc(call: CtcCall) -> CtcLosses:
-    scores, with_gradient = call.scores, call.with_gradient
-    on_device = is_on_device(scores, call.backend)
-    is_logits = call.inputs == "logits"
-    if on_device and call.unnormalized == "error" and not is_logits:
-        _check_sums_there(scores, call.input_lengths, call.names)
-    if on_device and call.penalties:
-        return _forgiving(call)
-    problem = call.problem(_known_labels(call) if on_device else call.targets)
-    gradient = _gradient_of(scores, with_gradient)
-    if on_device:
-        return _scaled_later(call, _on_device(call, problem, gradient), gradient, problem)
-    module, rows = ctc_backend(call.backend, scores), _rows(scores)
+    scores = call.scores
+    if is_on_device(scores, call.backend):
+        return _on_device(call)
+    problem, rows, is_logits = call.problem(call.targets), _rows(scores), call.inputs == "logits"
+    gradient = _gradient_of(scores, call.with_gradient)
+    module, out = ctc_backend(call.backend, scores), gradient.reshape(-1)
     size, num_frames, _ = rows.shape
     statistics = np.zeros((2 if is_logits else 0, size, num_frames))
     checks = None if is_logits else _checks(call.unnormalized)
-    sums = np.ones((size, num_frames) if checks else (0, 0))
-    out = _rows(gradient).flat if with_gradient else np.empty(0, rows.flat.dtype)
+    sums = np.ones((size, num_frames)) if checks else _NO_SUMS
     shares = _shares(call, problem)
-    log_z = module.log_probs(
-        problem, rows, statistics, sums, checks or Checks(), out, shares, call.memory_budget
-    )
-    losses = 0.0 - log_z  # -log_z would be -0 for a probability of one
-    if is_logits:
-        with np.errstate(invalid="ignore"):  # a frame of -inf alone has no softmax: NaN
-            losses += _log_sums(problem, statistics)
-    elif checks and _is_far(sums, scores.dtype):
+    rest = np.array(shares), call.memory_budget
+    log_z = module.log_probs(problem, rows, statistics, sums, checks or Checks(), out, *rest).tolist()
+    if any(map(math.isnan, log_z)):  # as an illegal label gives, among others
+        check_labels(problem)
+    if checks and _is_far(sums, scores.dtype):
         if checks.every > 1:  # of all rows the worst is named
-            module.log_probs(problem, rows, statistics, sums, Checks(), out[:0], shares, call.memory_budget)
+            module.log_probs(problem, rows, statistics, sums, Checks(), out[:0], *rest)
         _refuse_sums(sums, scores, call.unnormalized, call.names)
     # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
     rounding = 8.0 * torch.finfo(scores.dtype).eps if problem.is_probability else 0.0
-    for n, (loss, frames) in enumerate(zip(losses.tolist(), problem.frame_counts.tolist(), strict=True)):
-        if 0.0 > loss >= -rounding * (frames + 1):
-            losses[n] = 0.0
-        if with_gradient and not loss < math.inf:
-            gradient[:, n] = 0.0
-    return CtcLosses(_reduced(call, losses, shares), scores.new_empty(0, dtype=torch.float64), gradient)
+    losses = [
+        0.0 - z if not 0.0 < z <= rounding * (frames + 1) else 0.0  # -z would be -0 for a probability of one
+        for z, frames in zip(log_z, problem.frame_counts.tolist(), strict=True)
+    ]
+    if call.zero_infinity:
+        losses = [0.0 if loss == math.inf else loss for loss in losses]
+    if call.reduction == "none":
+        loss = torch.tensor(losses, dtype=_wide(scores))
+    else:
+        loss = torch.scalar_tensor(sum(map(operator.mul, losses, shares)), dtype=_wide(scores))
+    derivative = torch.from_numpy(gradient)
+    if call.with_gradient and _is_batch_first(scores):
+        derivative = derivative.transpose(0, 1)
+    return CtcLosses(loss, _NO_SHARES, derivative)
 
 
-def _shares(call: CtcCall, problem: CtcProblem) -> Floats:
+def _shares(call: CtcCall, problem: CtcProblem) -> list[float]:
     """[N]: what each sequence's loss is multiplied by."""
     counts, is_mean = problem.label_counts.tolist(), call.reduction == "mean"
-    return np.array([1.0 / (max(count, 1) * len(counts)) if is_mean else 1.0 for count in counts])
-
-
-def _reduced(call: CtcCall, losses: Any, shares: Any) -> Tensor:
-    """From losses [N] in float64, numpy's or on a device: inf where there is no path and NaN for an illegal score."""
-    if call.zero_infinity:
-        library = np if isinstance(losses, np.ndarray) else torch
-        losses = library.where(losses == math.inf, 0.0, losses)
-    loss = losses if call.reduction == "none" else losses.dot(shares)
-    return torch.as_tensor(loss, dtype=_wide(call.scores))
+    return [1.0 / (max(count, 1) * len(counts)) if is_mean else 1.0 for count in counts]
 
 
 def _scaled_later(call: CtcCall, losses: Tensor, gradient: Tensor, problem: CtcProblem) -> CtcLosses:
-    """Where the gradient lacks the shares."""
-    shares = torch.from_numpy(_shares(call, problem)).to(losses.device)
-    return CtcLosses(_reduced(call, losses, shares), torch.where(losses < math.inf, shares, 0.0), gradient)
+    """Where the gradient lacks the shares; losses [N] in float64."""
+    shares = torch.tensor(_shares(call, problem), dtype=torch.float64).to(losses.device)
+    used = torch.where(losses < math.inf, shares, 0.0)
+    if call.zero_infinity:
+        losses = torch.where(losses == math.inf, 0.0, losses)
+    loss = losses if call.reduction == "none" else losses.dot(shares)
+    return CtcLosses(loss.to(_wide(call.scores)), used, gradient)
 
 
 def _wide(scores: Tensor) -> torch.dtype:
@@ -188,9 +178,10 @@ def _fake_ctc(call: CtcCall) -> CtcLosses:
 def _ctc_gradient(
     factor: Tensor, shares: Tensor, gradient: Tensor, scores: Tensor, is_last: bool
 ) -> dict[str, Tensor | None]:
-    if not len(shares) and not factor.ndim:
+    lacks_shares = shares.numel() > 0
+    if not lacks_shares and not factor.ndim:
         return {"scores": scale_rows(gradient, factor, scores, is_last)}
-    factors = factor * shares if len(shares) else factor
+    factors = factor * shares if lacks_shares else factor
     if scores.is_cpu:
         return {"scores": scale_rows(gradient.transpose(0, 1), factors, scores, is_last).transpose(0, 1)}
     used = torch.where(shares > 0.0, factors, 0.0)  # whatever comes in
@@ -203,6 +194,7 @@ ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
 def _forgiving(call: CtcCall) -> CtcLosses:
     """On a device."""
     scores, with_gradient, problem = call.scores, call.with_gradient, call.problem(call.targets)
+    check_labels(problem)
     wide = scores.detach() if scores.element_size() >= 4 else scores.detach().float()
     log_probs = normalized = wide.log_softmax(2) if call.inputs == "logits" else wide
     if call.log_priors.numel():
@@ -217,17 +209,18 @@ def _forgiving(call: CtcCall) -> CtcLosses:
     return _scaled_later(call, 0.0 - log_prob, gradient, problem)
 
 
-def _gradient_of(scores: Tensor, wanted: bool) -> Tensor:
-    """Uninitialised; contiguous or batch first as the scores are."""
-    if not wanted:
-        return scores.new_empty((0, 0, 0), dtype=_wide(scores))
-    is_batch_first = _is_batch_first(scores)
-    made: Tensor = new_like(scores.transpose(0, 1) if is_batch_first else scores, "empty")
-    return made.transpose(0, 1) if is_batch_first else made
+def _gradient_of(scores: Tensor, wanted: bool) -> npt.NDArray[np.floating]:
+    """Uninitialised, as contiguous as the scores, [T, N, C] or batch first; by numpy, see `new_like`."""
+    num_frames, size, num_classes = scores.shape
+    shape = (size, num_frames) if _is_batch_first(scores) else (num_frames, size)
+    kind = np.float64 if scores.dtype == torch.float64 else np.float32
+    return np.empty((*shape, num_classes) if wanted else (0, 0, 0), kind)
 
 
 _NO_PRIORS = np.empty(0)
+_NO_SUMS = np.empty((0, 0))
 _NONE = torch.empty(0)
+_NO_SHARES = torch.empty(0, dtype=torch.float64)
 
 
 def _is_batch_first(scores: Tensor) -> bool:
@@ -238,27 +231,12 @@ def _is_batch_first(scores: Tensor) -> bool:
 def _rows(scores: Tensor) -> Rows:
     """The scores [T, N, C] as float32 or float64 rows; a copy only where their type or order asks for one."""
     num_frames, size, num_classes = scores.shape
-    wide = scores.detach()
-    if wide.dtype not in (torch.float32, torch.float64):
-        wide = wide.float()
+    wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+    strides = num_classes, size * num_classes
     if _is_batch_first(wide):
-        strides = num_frames * num_classes, num_classes
-        flat = wide.transpose(0, 1).reshape(-1)
-    else:
-        strides = num_classes, size * num_classes
-        flat = wide.contiguous().reshape(-1)
-    return Rows(flat.numpy(), strides, (size, num_frames, num_classes))
-
-
-def _log_sums(problem: CtcProblem, statistics: Floats) -> Floats:
-    """[N]: the log-sums of all rows of each sequence, added up."""
-    real = np.arange(statistics.shape[2]) < problem.frame_counts[:, None]
-    with np.errstate(divide="ignore"):
-        logs = np.log(np.where(real, statistics[1], 1.0))
-    if not real.shape[1]:
-        return np.zeros(len(real))
-    # One frame after another: another order of summation for another T would give other bits.
-    return np.asarray(np.cumsum(np.where(real, statistics[0], 0.0) + logs, axis=1)[:, -1])
+        strides, wide = (num_frames * num_classes, num_classes), wide.transpose(0, 1)
+    flat = wide.contiguous().numpy(force=True).reshape(-1)
+    return Rows(flat, strides, (size, num_frames, num_classes))
 
 
 def _is_far(sums: Floats, dtype: torch.dtype) -> bool:
@@ -304,13 +282,21 @@ def _check_sums_there(scores: Tensor, lengths: Tensor, names: str) -> None:
         _refuse_sums(on_host, scores.detach(), "error", names)
 
 
-def _on_device(call: CtcCall, problem: CtcProblem, gradient: Tensor) -> Tensor:
+def _on_device(call: CtcCall) -> CtcLosses:
     """The host waits for lengths and priors that are on the device, and for nothing else.
 
     Labels are checked if the host has them; else they stay where they are, and an illegal one makes its loss NaN.
     """
     scores, is_logits = call.scores, call.inputs == "logits"
-    device = cuda.find_device(scores)
+    device, problem = cuda.find_device(scores), call.problem(_known_labels(call))
+    check_labels(problem)
+    if call.unnormalized == "error" and not is_logits:
+        _check_sums_there(scores, call.input_lengths, call.names)
+    gradient = scores.new_empty((0, 0, 0), dtype=_wide(scores))
+    if call.with_gradient:
+        is_batch_first = _is_batch_first(scores)
+        gradient = new_like(scores.transpose(0, 1) if is_batch_first else scores, "empty")
+        gradient = gradient.transpose(0, 1) if is_batch_first else gradient
     priors = problem.log_prior if problem.log_prior.size else None
     loss: Any = cuda_ctc.ctc(
         device,
@@ -321,7 +307,7 @@ def _on_device(call: CtcCall, problem: CtcProblem, gradient: Tensor) -> Tensor:
         cuda.view(gradient.transpose(0, 1)) if len(gradient) else None,
         call.memory_budget,
     )
-    return cast(Tensor, loss.array("float64", (scores.shape[1],)))
+    return _scaled_later(call, loss.array("float64", (scores.shape[1],)), gradient, problem)
 
 
 def _is_beside(targets: Tensor, scores: Tensor) -> bool:
@@ -507,6 +493,8 @@ def _check_scores(log_probs: Tensor, inputs: str, reduction: str, unnormalized: 
 
 
 def _on_host_or_beside(values: Any, name: str, scores: Tensor) -> Tensor:
+    if isinstance(values, Tensor) and values.is_cpu:
+        return values
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError) as error:

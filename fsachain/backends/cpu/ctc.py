@@ -53,6 +53,7 @@ from fsachain.backends.ctc import (
     column_labels,
     column_scores,
     column_shape,
+    log_sum,
     write_gradient,
 )
 from fsachain.fsa import Floats
@@ -127,7 +128,7 @@ def _run(
     out: Any,
 ) -> None:
     """log Z of the sequences `given`, whether each is certain, and the gradient of those that are: see `log_probs`."""
-    _fill(group, given, labels, label_counts, frame_counts, prices)
+    _fill(group, given, labels, label_counts, frame_counts, prices, blank)
     _fill_columns(group, given, labels, label_counts, log_prior, star_offset, blank, delay_penalty)
     for g in range(len(group.lanes)):
         group.factors[g] = -weights[group.lanes[g]]
@@ -135,22 +136,52 @@ def _run(
     rest = group.memory, limit, group.factors, found, certain, out, False
     run_inside(form, group.table, c, frames, segment, *rest)
     for g in range(len(given)):
-        log_z[given[g]], all_certain[given[g]] = found[0, g], certain[g] != 0
-        if certain[g] != 0 and len(out) > 0:
-            is_written = math.isfinite(found[0, g]) and group.factors[g] != 0.0
+        n = given[g]
+        value, is_certain = found[0, g] - _log_sums(frames.rows, n, group.lengths[g]), certain[g] != 0
+        if _legal_count(labels[n], label_counts[n], blank, frames.rows.num_classes) < 0:
+            value, is_certain = np.nan, True
+        log_z[n], all_certain[n] = value, is_certain
+        if is_certain and len(out) > 0:
+            is_written = math.isfinite(value) and group.factors[g] != 0.0
             clear_own(frames, g, group.lengths[g] if is_written else 0, out)
 
 
 @helper
-def _fill(group: Any, given: Any, labels: Any, label_counts: Any, frame_counts: Any, prices: Any) -> None:
-    """Weights, lanes and lengths of the sequences `given`, of which some fill up the lanes once more."""
+def _legal_count(labels: Any, count: int, blank: int, num_classes: int) -> int:
+    """The count, or -1 where one of the first labels is the blank or no class."""
+    legal: Any = True
+    for k in range(count):
+        legal &= labels[k] >= 0 and labels[k] < num_classes and labels[k] != blank
+    return count if legal else -1
+
+
+@helper
+def _log_sums(rows: Any, n: int, num_frames: int) -> float:
+    """Of the rows of a sequence, 0 without statistics."""
+    total = 0.0
+    if rows.statistics.size > 0:
+        for t in range(num_frames):
+            total += rows.statistics[0, n, t] + math.log(rows.statistics[1, n, t])
+    return total
+
+
+@helper
+def _fill(
+    group: Any, given: Any, labels: Any, label_counts: Any, frame_counts: Any, prices: Any, blank: int
+) -> None:
+    """Weights, lanes and lengths of the sequences `given`, of which some fill up the lanes once more.
+
+    One with an illegal label has no labels and no frames.
+    """
     mantissas, count_arcs = group.mantissas, len(group.prices)
     least = group.least
     least[0], least[1], least[2], least[3] = 1.0, prices.least[0], 1.0, prices.least[1]
     for g in range(len(group.lanes)):
         n = given[g % len(given)]
-        count = label_counts[n]
-        group.lanes[g], group.lengths[g] = n, frame_counts[n] if g < len(given) else -1
+        count = _legal_count(labels[n], label_counts[n], blank, group.frames.rows.num_classes)
+        num_frames = frame_counts[n] if count >= 0 else 0
+        count = max(0, count)
+        group.lanes[g], group.lengths[g] = n, num_frames if g < len(given) else -1
         for row in range(count_arcs):
             label, apart = group.labels[row], group.apart[row]
             there = label <= count and (apart == 0 or labels[n, label - 1] != labels[n, apart - 1])
@@ -185,7 +216,7 @@ def _fill_columns(
         group.slope[k] = delay_penalty if k > 0 and column_labels[k] > column_labels[k - 1] else 0.0
     for g in range(len(group.lanes)):
         n = given[g % len(given)]
-        count = label_counts[n]
+        count = max(0, _legal_count(labels[n], label_counts[n], blank, group.frames.rows.num_classes))
         group.counts[g] = 0
         for k in range(len(column_labels)):
             own = column_labels[k] <= count
@@ -308,17 +339,24 @@ def _stage(kind: _Kind, form: Form, itemsize: int, plan: Plan, kept: int) -> tup
         Group, (*group_type.fields, ("memory", memory.numba_type, memory_at), ("frames", frames, 0))
     )
     flags = np.concatenate([in_block, memory.in_block, np.zeros(2 + len(rows.words), np.int64)])
-    return Block(whole, np.concatenate(parts), flags, len(block) + memory.size), rows_at, group
+    return Block(whole, np.concatenate(parts), flags, len(block) + memory.size, {}), rows_at, group
 
 
 ALONE = 3  # so many sequences of a thread take less time one after the other than side by side
 
 
+_NOTHING = np.empty((2, 0, 0)), np.empty(0), np.empty(0)
+_NO_STARS: tuple[tuple[npt.NDArray[np.floating], ...], list[int]] = _NOTHING, words_of(_NOTHING)
+
+
 class _Job(NamedTuple):
-    """What a call works on: see `log_probs`. rows: the words of its `CtcRows`; budget: bytes for each thread."""
+    """What a call works on: see `log_probs`. rows: the words of its `CtcRows`; budget: bytes for each thread.
+
+    stars: stars, shifts and units of `CtcRows`.
+    """
 
     problem: CtcProblem
-    given: CtcRows
+    stars: tuple[npt.NDArray[np.floating], ...]
     rows: list[int]
     scores: Rows
     statistics: Floats
@@ -337,24 +375,30 @@ def log_probs(
     weights: Floats,
     memory_budget: float | None,
 ) -> Floats:
-    """log Z [N] of scores as they are.
+    """log Z [N] of scores as they are, or with statistics that of their log-softmax.
 
     Of real rows two arrays are filled, each unless it is empty: statistics [2, N, T] with maxima m and the sums of
     exp(y - m); sums [N, T], where `checks` says so, with the sums of exp(y), within 1e-4 of themselves and where no y is
     above 88. So is `out`, flat and strided as the scores, with weights [N] times softmax - occupancy, of which the softmax
-    is left out without statistics; with zeros in rows that are not real, and where log Z is not finite.
+    is left out without statistics; with zeros in rows that are not real, and where log Z is not finite. A label that is no
+    class or the blank gives NaN.
     """
-    stars, shifts, units = np.empty((2, 0, 0)), scores.flat[:0], scores.flat[:0]
+    stars, star_words = _NO_STARS
     if problem.forgive.has_star:
-        stars = np.empty((2, *scores.shape[:2]))
         shifts = problem.unit_shifts.astype(scores.flat.dtype)
         units = np.empty(scores.shape[0] * scores.shape[2], scores.flat.dtype)
-    sizes = *scores.strides, *scores.shape[1:]
-    given = CtcRows(scores.flat, statistics, sums, stars, shifts, units, *sizes, *checks)
+        stars = np.empty((2, *scores.shape[:2])), shifts, units
+        star_words = words_of(stars)
     job = _Job(
         problem,
-        given,
-        words_of(given),
+        stars,
+        [
+            *words_of((scores.flat, statistics, sums)),
+            *star_words,
+            *scores.strides,
+            *scores.shape[1:],
+            *checks,
+        ],
         scores,
         statistics,
         out,
@@ -362,16 +406,16 @@ def log_probs(
         thread_budget(memory_budget),
     )
     size = len(problem.labels)
-    log_z, certain, waiting = np.empty(size), np.empty(size, np.bool_), np.arange(size)
+    log_z, certain, waiting = np.empty(size), np.zeros(size, np.bool_), np.arange(size)
     # Half a nanosecond for a class of a frame, and some 30 for a label.
     frame = 0.5 * problem.num_classes + 30.0 * problem.labels.shape[1]
     work = frame * sum(problem.frame_counts.tolist())
     for kind in range(KINDS):
         groups = _groups(problem, waiting, threads_for(work))
         run_all([partial(_in_numbers, job, kind, lanes, log_z, certain) for lanes in groups], work)
-        waiting = waiting[~certain[waiting]]
-        if not len(waiting):
+        if all(certain.tolist()):
             break
+        waiting = np.flatnonzero(~certain)
     else:
         run_all([partial(_in_logs, job, int(n), log_z) for n in waiting])
     trim()
@@ -392,7 +436,7 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers, log_z: Floats, certain: n
     """log Z of the lanes and whether each is certain; the gradient of those that are."""
     problem = job.problem
     form = FORMS_TRIED[1 if len(lanes) == 1 else WIDTHS[-1]][kind]
-    most, count = (max(x[lanes].tolist()) for x in (problem.label_counts, problem.frame_counts))
+    most, count = max(problem.label_counts[lanes].tolist()), max(problem.frame_counts[lanes].tolist())
     labels = -(-most // LABELS) * LABELS
     pattern = _Kind(labels, problem.topology, problem.repeats_apart, problem.forgive.kinds), form
     shape = _pattern(*pattern)[2]
@@ -451,7 +495,8 @@ def _in_logs(job: _Job, n: int, log_z: Floats) -> None:
     """The same for one sequence in logs, always certain."""
     table, scores = compile_table(column_graph(job.problem, n)), column_scores(job.problem, job.scores, n)
     pdfs = np.zeros((len(scores) if len(job.out) else 0, len(table.active_pdfs)))
-    log_z[n], _ = cpu_log.run(table, scores, 0.0, cpu_log.Wanted(pdfs=pdfs))
+    found, _ = cpu_log.run(table, scores, 0.0, cpu_log.Wanted(pdfs=pdfs))
+    log_z[n] = found - log_sum(job.statistics, n, len(scores))
     if len(job.out):
         occupancy = np.zeros(scores.shape)
         occupancy[:, table.active_pdfs] = pdfs

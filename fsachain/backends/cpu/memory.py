@@ -25,6 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 SHARE_OF_FREE_MEMORY = 1 / 32
 KEPT_BYTES = 64 << 20  # a larger buffer is given back after the call
 
+MOST_PLACES = 16  # of buffers at which a block is remembered
 FRESH = 0.1  # seconds
 
 _free = (-math.inf, 0)  # when the machine was asked, and what it said
@@ -195,16 +196,26 @@ class Memory(NamedTuple):
 class Block(NamedTuple):
     """How a named tuple of arrays lies in a block of `size` bytes that begins at a line.
 
-    words: those of the tuple if the block is at address 0, which is added to those that `in_block` says (1, else 0).
+    words: those of the tuple if the block is at address 0, which is added to those that `in_block` says (1, else 0); placed:
+    by address.
     """
 
     numba_type: StructType
     words: npt.NDArray[np.int64]
     in_block: npt.NDArray[np.int64]
     size: int
+    placed: dict[int, Packed]
 
     def at(self, buffer: Bytes) -> Packed:
-        return Packed(buffer, self.numba_type, self.words + self.in_block * address_of(buffer))
+        """The tuple in a buffer that is the caller's alone and that he keeps meanwhile."""
+        address = address_of(buffer)
+        found = self.placed.get(address)
+        if found is None:
+            if len(self.placed) > MOST_PLACES:
+                self.placed.clear()
+            words = self.words + self.in_block * address
+            found = self.placed[address] = Packed(None, self.numba_type, words)
+        return found
 
 
 def borrow(size: int) -> Bytes:
@@ -276,7 +287,7 @@ def memory_block(shape: Shape, plan: Plan, kept: int) -> Block:
         ("record", record, starts[len(Workspace._fields)]),
         ("checkpoints", kinds[-1], starts[-1]),
     )
-    return Block(struct_type(Memory, fields), np.array(words), np.array(is_address), offset)
+    return Block(struct_type(Memory, fields), np.array(words), np.array(is_address), offset, {})
 
 
 def trim() -> None:

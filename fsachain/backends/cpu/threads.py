@@ -23,9 +23,17 @@ _is_forked = False
 
 
 def get_num_threads() -> int:
-    """Threads that the CPU backend uses: what was set, else FSACHAIN_NUM_THREADS, else the cores of this process."""
-    if _num_threads is not None:
-        return _num_threads
+    """Threads that the CPU backend uses: what was set, else FSACHAIN_NUM_THREADS, else the cores of this process.
+
+    The system is asked once.
+    """
+    global _num_threads
+    if _num_threads is None:
+        _num_threads = _ask_num_threads()
+    return _num_threads
+
+
+def _ask_num_threads() -> int:
     text = os.environ.get("FSACHAIN_NUM_THREADS", "")
     if not text:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.ctc import Checks, CtcProblem, Rows, column_graph, column_scores, write_gradient
+from fsachain.backends.ctc import (
+    Checks,
+    CtcProblem,
+    Rows,
+    check_labels,
+    column_graph,
+    column_scores,
+    log_sum,
+    write_gradient,
+)
 from fsachain.backends.reference import sums as reference
 from fsachain.batch import TableBatch
 from fsachain.fsa import Floats
@@ -22,7 +31,8 @@ def log_probs(
     weights: Floats,
     memory_budget: float | None,
 ) -> Floats:
-    """See `backends.cpu.ctc.log_probs`; the memory budget changes nothing."""
+    """See `backends.cpu.ctc.log_probs`; the memory budget changes nothing, and labels are checked."""
+    check_labels(problem)
     log_z = np.empty(len(problem.labels))
     for n, frames in enumerate(problem.frame_counts.tolist()):
         rows = scores.sequence(n)[:frames].astype(np.float64)
@@ -34,7 +44,7 @@ def log_probs(
             with np.errstate(invalid="ignore"):  # rows of -inf, or with +inf, give NaN
                 statistics[:, n, :frames] = top, np.exp(rows - top[:, None]).sum(axis=1)
         inputs = _batch(problem, n), column_scores(problem, scores, n)[None], np.array([frames]), 0.0
-        log_z[n] = reference.log_probs(*inputs)[0][0]
+        log_z[n] = reference.log_probs(*inputs)[0][0] - log_sum(statistics, n, frames)
         if out.size:
             occupancy = np.zeros(inputs[1].shape)
             reference.add_occupancy(*inputs, np.ones(1), occupancy)
