@@ -78,7 +78,7 @@ _PAIRS = 1 << 21  # entries of the pairs that are summed again at once
 
 def _parts(x: Tensor) -> Tensor:
     """exp(x - largest); the largest counts as 0 where all entries are -inf."""
-    return (x - _largest(x)).exp()
+    return (x - _largest(x)).exp_()
 
 
 def _largest(x: Tensor) -> Tensor:
@@ -93,30 +93,50 @@ def _weak_pairs(sums: Tensor, width: int) -> Iterator[tuple[Tensor, Tensor, Tens
         yield n, s, t
 
 
-class Normalizer(NamedTuple):
-    """Normalizers [N, S + 1, T], and the sums of the product that they come from."""
+def _real_frames(am: Tensor, boundary: Tensor) -> Tensor:
+    """am [N, T, C] with 0 in the padding, contiguous."""
+    frames = am.shape[1]
+    if arrays.home_of(am) == "cpu" and not (boundary[:, 3] < frames).any():
+        return am.contiguous()
+    last = boundary[:, 3:].to(am.device, non_blocking=True)
+    return torch.where((torch.arange(frames, device=am.device) < last).unsqueeze(2), am, 0)
 
-    normalizer: Tensor
+
+def _classes(symbols: Tensor, termination: int, frames: int) -> Tensor:
+    """[N, T, S + 1]: which entries of am are read as they are."""
+    index = torch.nn.functional.pad(symbols.clamp(min=0), (0, 1), value=termination)
+    return index.unsqueeze(1).expand(-1, frames, -1)
+
+
+class PairScores(NamedTuple):
+    """rows [N, L + S + 1, T]: normalizers of am and the L rows of lm, then am of the symbols and of the termination symbol.
+
+    sums [N, L, T]: of the product that the normalizers come from.
+    """
+
+    rows: Tensor
     sums: Tensor
 
 
-def _pair_normalizer(am: Tensor, lm: Tensor) -> Normalizer:
-    """Of am [N, T, C] and lm [N, S + 1, C], both float32 or float64."""
-    am, lm = am.contiguous(), lm.contiguous()
+def _pair_scores(am: Tensor, lm: Tensor, symbols: Tensor, boundary: Tensor, termination: int) -> PairScores:
+    """Of am [N, T, C] and lm [N, L, C], both float32 or float64, and symbols [N, S]."""
+    am, lm = _real_frames(am, boundary), lm.contiguous()
     sums = exact_product(_parts(lm), _parts(am).transpose(1, 2)).contiguous()
-    result = sums.log() + _largest(lm) + _largest(am).transpose(1, 2)
+    result = sums.log().add_(_largest(lm)).add_(_largest(am).transpose(1, 2))
     if arrays.home_of(am) == "cuda":
         view, least = cuda.view, _LEAST[sums.dtype]
         cuda_grid.pair_log_sums(cuda.find_device(am), view(am), view(lm), view(sums), least, view(result))
     else:
         for n, s, t in _weak_pairs(sums, am.shape[2]):
             result[n, s, t] = torch.logsumexp(am[n, t] + lm[n, s], dim=1)
-    return Normalizer(result, sums)
+    read = am.gather(2, _classes(symbols, termination, am.shape[1]))
+    return PairScores(torch.cat([result, read.transpose(1, 2)], dim=1), sums)
 
 
-def _fake_normalizer(am: Tensor, lm: Tensor) -> Normalizer:
-    shape = am.shape[0], lm.shape[1], am.shape[1]
-    return Normalizer(am.new_empty(shape), am.new_empty(shape))
+def _fake_scores(am: Tensor, lm: Tensor, symbols: Tensor, boundary: Tensor, termination: int) -> PairScores:
+    count, frames = lm.shape[1], am.shape[1]
+    sizes = count + symbols.shape[1] + 1, count
+    return PairScores(*(am.new_empty(am.shape[0], rows, frames) for rows in sizes))
 
 
 class PairGradient(NamedTuple):
@@ -124,24 +144,34 @@ class PairGradient(NamedTuple):
     lm: Tensor
 
 
-def _pair_normalizer_gradient(
-    am: Tensor, lm: Tensor, normalizer: Tensor, sums: Tensor, factors: Tensor
+def _pair_gradient(
+    am: Tensor,
+    lm: Tensor,
+    symbols: Tensor,
+    boundary: Tensor,
+    termination: int,
+    rows: Tensor,
+    sums: Tensor,
+    factors: Tensor,
 ) -> PairGradient:
-    """The sums over (s, t) of factors [N, S + 1, T] times the derivatives by am and lm."""
-    am, lm, factors = am.contiguous(), lm.contiguous(), factors.contiguous()
+    """The sums over all rows of factors [N, L + S + 1, T] times the derivatives by am and lm."""
+    am, lm, count = _real_frames(am, boundary), lm.contiguous(), lm.shape[1]
+    pairs, read = factors[:, :count].contiguous(), factors[:, count:]
     am_parts, lm_parts = _parts(am), _parts(lm)
-    shares = torch.where(sums > _LEAST[sums.dtype], factors / sums, 0)
-    by_am = am_parts * exact_product(shares.transpose(1, 2), lm_parts)
-    by_lm = lm_parts * exact_product(shares, am_parts)
+    shares = torch.where(sums > _LEAST[sums.dtype], pairs / sums, 0)
+    by_am = exact_product(shares.transpose(1, 2), lm_parts).mul_(am_parts)
+    by_lm = exact_product(shares, am_parts).mul_(lm_parts)
     if arrays.home_of(am) == "cuda":
         view, least = cuda.view, _LEAST[sums.dtype]
-        pairs = view(am), view(lm), view(sums), least, view(normalizer), view(factors)
-        cuda_grid.add_pair_gradient(cuda.find_device(am), *pairs, view(by_am), view(by_lm))
+        given = view(am), view(lm), view(sums), least, view(rows[:, :count].contiguous()), view(pairs)
+        cuda_grid.add_pair_gradient(cuda.find_device(am), *given, view(by_am), view(by_lm))
     else:
-        _add_weak_pairs(am, lm, sums, factors, by_am, by_lm)
+        _add_weak_pairs(am, lm, sums, pairs, by_am, by_lm)
+    by_am.scatter_add_(2, _classes(symbols, termination, am.shape[1]), read.transpose(1, 2))
     unused = (factors == 0).flatten(1).all(dim=1)  # a sequence that is left out may hold NaN
-    unused = unused.view(-1, 1, 1)
-    return PairGradient(by_am.masked_fill_(unused, 0), by_lm.masked_fill_(unused, 0))
+    if arrays.home_of(am) == "cuda" or unused.any():
+        by_am, by_lm = (x.masked_fill_(unused.view(-1, 1, 1), 0) for x in (by_am, by_lm))
+    return PairGradient(by_am, by_lm)
 
 
 def _add_weak_pairs(
@@ -156,28 +186,35 @@ def _add_weak_pairs(
         by_lm.index_put_((n, s), single, accumulate=True)
 
 
-def _fake_normalizer_gradient(am: Tensor, lm: Tensor, *_: Tensor) -> PairGradient:
+def _fake_gradient(am: Tensor, lm: Tensor, *_: Any) -> PairGradient:
     return PairGradient(*(torch.empty_like(like, memory_format=torch.contiguous_format) for like in (am, lm)))
 
 
-pair_normalizer_gradient = Operator(_pair_normalizer_gradient, _fake_normalizer_gradient)
+pair_gradient = Operator(_pair_gradient, _fake_gradient)
 
 
-def _normalizer_gradient(
-    factor: Tensor, am: Tensor, lm: Tensor, normalizer: Tensor, sums: Tensor
+def _scores_gradient(
+    factor: Tensor,
+    am: Tensor,
+    lm: Tensor,
+    symbols: Tensor,
+    boundary: Tensor,
+    termination: int,
+    rows: Tensor,
+    sums: Tensor,
 ) -> dict[str, Tensor | None]:
-    found = pair_normalizer_gradient(am, lm, normalizer, sums, factor)
+    found = pair_gradient(am, lm, symbols, boundary, termination, rows, sums, factor)
     return {"am": found.am, "lm": found.lm}
 
 
-pair_normalizer = Operator(_pair_normalizer, _fake_normalizer, _normalizer_gradient)
+pair_scores = Operator(_pair_scores, _fake_scores, _scores_gradient)
 
 
 Pair = tuple[Tensor, Tensor]
 
 
 class Simple(NamedTuple):
-    """Checked arguments: lm [N, S + 1, C], am [N, T, C] with padding of 0, float32 or float64, and more beside these.
+    """Checked arguments: lm [N, S + 1, C] and am [N, T, C], float32 or float64, and more beside these.
 
     symbols [N, S]: -1 where one of a device is no class; boundary [N, 4] on the host; last [N, 2]: s_end and t_end.
     """
@@ -241,10 +278,9 @@ def check_simple(
     given = check_symbols(own, spans, (size, labels), width).to(am.device, non_blocking=True)
     kind = torch.float64 if torch.float64 in (lm.dtype, am.dtype) else torch.float32
     last = spans[:, 2:].to(am.device, non_blocking=True)
-    real_frames = (torch.arange(frames, device=am.device) < last[:, 1:]).unsqueeze(2)
     return Simple(
         lm.to(kind),
-        torch.where(real_frames, am.to(kind), 0),
+        am.to(kind),
         given,
         class_index(termination_symbol, width, "termination_symbol"),
         spans,
@@ -258,17 +294,6 @@ def _without_padding(call: Simple) -> Tensor:
     positions = torch.arange(call.lm.shape[1], device=call.lm.device)
     real = (positions <= call.last[:, :1]).unsqueeze(2)
     return torch.where(real, call.lm, 0)
-
-
-def _of_symbols(call: Simple, lm: Tensor, am: Tensor) -> tuple[Pair, Pair]:
-    """(px, py) of lm and of am alone: [N, S, 1] and [N, S + 1, 1]; [N, S, T] and [N, 1, T]."""
-    index = call.symbols.clamp(min=0).unsqueeze(2)
-    px_lm = lm[:, :-1].gather(2, index)
-    px_am = am.transpose(1, 2).gather(1, index.expand(-1, -1, am.shape[1]))
-    return (px_lm, lm[:, :, call.termination].unsqueeze(2)), (
-        px_am,
-        am[:, :, call.termination].unsqueeze(1),
-    )
 
 
 def _finish(call: Simple, px: Tensor, py: Tensor) -> Pair:
@@ -299,23 +324,27 @@ def mixed_scores(call: Simple, lm_only_scale: float = 0.0, am_only_scale: float 
             "expected numbers >= 0 whose sum is at most 1"
         )
     lm = _without_padding(call)
-    (px_lm, py_lm), (px_am, py_am) = _of_symbols(call, lm, call.am)
-    joint, _ = pair_normalizer(call.am, lm)
-    px, py = px_lm + px_am - joint[:, :-1], py_lm + py_am - joint
+    symbols = call.symbols.clamp(min=0)
+    px_lm, py_lm = lm[:, :-1].gather(2, symbols.unsqueeze(2)), lm[:, :, call.termination].unsqueeze(2)
+    positions, labels = lm.shape[1], symbols.shape[1]
+    given = call.symbols, call.boundary, call.termination
     if scales[0] == 1.0:
-        return _finish(call, px, py)
+        rows = pair_scores(call.am, lm, *given).rows
+        joint, px_am, py_am = rows.split([positions, labels, 1], dim=1)
+        return _finish(call, px_lm + px_am - joint[:, :-1], py_lm + py_am - joint)
     usable = ~torch.isnan(call.lm.softmax(dim=2)).any(dim=2, keepdim=True)
     everywhere = torch.where(usable, call.lm, 0).softmax(dim=2)
     unigram = torch.where(usable, everywhere, 0).sum((0, 1)) / usable.sum().clamp(min=1)
     log_unigram = (unigram + torch.finfo(unigram.dtype).tiny).log()
+    rows = pair_scores(call.am, torch.cat([lm, log_unigram.expand(len(lm), 1, -1)], dim=1), *given).rows
+    joint, am_alone, px_am, py_am = rows.split([positions, 1, labels, 1], dim=1)
     lm_alone = torch.logsumexp(lm, dim=2, keepdim=True)
-    am_alone = torch.logsumexp(call.am + log_unigram, dim=2).unsqueeze(1)
     px_kinds = (
-        px,
+        px_lm + px_am - joint[:, :-1],
         px_lm - lm_alone[:, :-1],
-        px_am + log_unigram[call.symbols.clamp(min=0)].unsqueeze(2) - am_alone,
+        px_am + log_unigram[symbols].unsqueeze(2) - am_alone,
     )
-    py_kinds = py, py_lm - lm_alone, py_am + log_unigram[call.termination] - am_alone
+    py_kinds = py_lm + py_am - joint, py_lm - lm_alone, py_am + log_unigram[call.termination] - am_alone
     # A kind without a share is left out: 0 times -inf is NaN.
     used = [kind for kind, scale in enumerate(scales) if scale > 0.0]
     px = sum((scales[kind] * px_kinds[kind] for kind in used), torch.zeros_like(px_kinds[0]))

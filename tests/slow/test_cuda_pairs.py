@@ -9,7 +9,7 @@ import torch
 from device_arrays import needs_host_compiler, on_device, read
 
 from fsachain.backends.cuda import grid as cuda_grid
-from fsachain.loss.pruned import pair_normalizer, pair_normalizer_gradient
+from fsachain.loss.pruned import pair_gradient, pair_scores
 from tools.cuda_on_host import HostDevice
 from tools.cuda_on_host.pretend import pretended
 
@@ -102,11 +102,14 @@ def test_no_bit_depends_on_blocks_or_on_the_batch():
 @pytest.mark.parametrize("scale", [1.0, 200.0])
 def test_the_operators_give_on_a_device_what_they_give_on_the_host(scale):
     am, lm = (torch.from_numpy(x).requires_grad_() for x in random_scores(np.float64, 4 * scale))
+    size, frames, _ = am.shape
     weights = torch.from_numpy(make_factors(np.float64))
+    weights = torch.cat([weights, torch.ones(size, 3, frames)], dim=1)
+    symbols, boundary = torch.tensor([[2, 0]] * size), torch.tensor([[0, 0, 2, frames]] * size)
     found = []
     for on_device_too in (True, False):
         with pretended() if on_device_too else nullcontext() as device:
-            result, _ = pair_normalizer(am, lm)
+            result, _ = pair_scores(am, lm, symbols, boundary, 1)
             gradients = torch.autograd.grad(result, (am, lm), weights)
         if device:
             assert {launch.kernel.text for launch in device.launches} == {"pairs.cu"}
@@ -137,5 +140,6 @@ def test_nothing_on_the_way_asks_the_device_for_a_size_or_a_number(monkeypatch):
         for name in waiting:
             patch.setattr(torch.Tensor, name, refuse)
         patch.setattr(torch, "nonzero", refuse)
-        normalizer, sums = pair_normalizer.kernel((am, lm))
-        pair_normalizer_gradient.kernel((am, lm, normalizer, sums, torch.ones_like(sums)))
+        given = am, lm, torch.tensor([[2, 0]] * len(am)), torch.tensor([[0, 0, 2, am.shape[1]]] * len(am)), 1
+        rows, sums = pair_scores.kernel(given)
+        pair_gradient.kernel((*given, rows, sums, torch.ones_like(rows)))
