@@ -18,6 +18,7 @@ from fsachain.cli.graphs import any_phones, build_numerators, normalization_opti
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option, normalise_set
 from fsachain.cli.options import (
+    COUNT,
     DATA,
     FILE,
     FOLDER,
@@ -38,7 +39,7 @@ from fsachain.decode.decoder import decode as decode_outputs
 from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
-from fsachain.decode.rescore import Rescorer, best_word_sequences
+from fsachain.decode.rescore import Rescorer, WordSequence, best_word_sequences
 from fsachain.decode.suspicious import doubts
 from fsachain.decode.suspicious import mend as mend_outputs
 from fsachain.decode.transcribe import timed_words
@@ -52,7 +53,7 @@ from fsachain.graph.decoding import DecodingGraph, Weights
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.grammar import NgramScores, grammar_from_arpa, word_loop
 from fsachain.graph.open_vocabulary import open_grammar, spelling_model, spelt_out, words_and_pieces
-from fsachain.graph.patterns import Pattern, build_pattern_numerator, optional
+from fsachain.graph.patterns import Pattern, alternatives_as_text, build_pattern_numerator, optional
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.lattice import Lattice, read_lattice
 from fsachain.kaldi.symbols import grammar_over, read_symbols
@@ -485,6 +486,7 @@ def mend(
     substitution: float = option(NATS, "Penalty of a word in whose place another was said.", default=6.0),
     insertion: float = option(NATS, "Penalty of a word that was not said.", default=6.0),
     deletion: float = option(float, "Penalty of a word that the transcript lacks.", default=2.0),
+    alternatives: int = option(COUNT, "Word sequences of an utterance in patterns.txt.", default=1),
     **search: Any,
 ) -> None:
     """Write transcripts anew that may be wrong: what was most likely said, given what was written.
@@ -492,7 +494,8 @@ def mend(
     In: MODEL, made by `fsachain train`; DATA, a data set as `fsachain train` takes it, transcripts may be empty. Penalties
     are nats, inf forbids, and stand beside the costs of the search.
     Out: folder OUT with text, which takes the place of DATA/text in the next training, and changes.txt: each transcript that
-    changed, aligned with what was written; faults.jsonl if utterances cannot be used.
+    changed, aligned with what was written; with --alternatives also patterns.txt, what else may have been said, with its
+    probability, for `fsachain run --patterns`; faults.jsonl if utterances cannot be used.
     Example: fsachain mend model/model.safetensors train mended --lang lang --arpa grammar.arpa --lm-weight 0.7
     """
     check_lang(model, lang)
@@ -501,17 +504,20 @@ def mend(
             option_name = name.replace("_", "-")
             raise click.UsageError(f"--{option_name}: transcripts are mended with words of the lexicon alone")
     graphs, weights = DecodingGraphs.of(lang, **search)
-    fresh(out, "text", "changes.txt")
+    fresh(out, "text", "changes.txt", "patterns.txt")
     data, outputs = network_outputs(model, data, resources)
     options = model.experiment.decoding.search
     wide = max(options.lattice_beam, MENDING_BEAM)
     wide_options = replace(options, lattice_beam=wide, first_beam=max(options.first_beam, wide))
     forgive, written = Forgiveness(substitution, insertion, deletion), data.transcripts
     with resources.searching("search") as how:
-        found = mend_outputs(
-            outputs, written, graphs.build(weights), lang.lexicon.words, forgive, wide_options, **how
-        )
+        graph, words = graphs.build(weights), lang.lexicon.words
+        best = mend_outputs(outputs, written, graph, words, forgive, wide_options, count=alternatives, **how)
+    found = {name: sequences[0].words for name, sequences in best.items()}
     write_text(out / "text", found)
+    if alternatives > 1:
+        lines = {name: _as_pattern(sequences) for name, sequences in best.items() if found[name]}
+        write_file(out / "patterns.txt", "".join(f"{name} {line}\n" for name, line in lines.items()))
     report = score({name: written[name] for name in found}, found)
     write_file(out / "changes.txt", report.to_text())
     total = report.total
@@ -519,6 +525,13 @@ def mend(
         f"{counted(len(found), 'utterance')}: of {counted(total.num_words, 'word')} {total.substitutions} replaced, "
         f"{total.deletions} taken out, {total.insertions} added -> {out}"
     )
+
+
+def _as_pattern(sequences: Sequence[WordSequence]) -> str:
+    some = [one for one in sequences if one.words]
+    probs = np.exp([one.log_prob - some[0].log_prob for one in some])
+    words = [one.words for one in some]
+    return alternatives_as_text(list(zip((probs / probs.sum()).tolist(), words, strict=True)))
 
 
 @command(model=TRAINED, data=DATA, words=str, out=OUT)

@@ -172,10 +172,12 @@ def make_numerators(
     resources: Resources | None = None,
     forgive: Forgiveness | None = None,
     floor: float = FLOOR,
+    patterns: Path | None = None,
 ) -> str:
-    """Without `normalization` the numerators are unnormalised; `floor` is as for `build_numerator`."""
+    """Without `normalization` the numerators are unnormalised; `floor` is as for `build_numerator`, `patterns` for some."""
     resources = resources or Resources()
-    made = build_numerators(lang, data, normalization, resources, forgive, floor)
+    lines = {} if patterns is None else {name: line for name, (_, line) in read_table(patterns).items()}
+    made = build_numerators(lang, data, normalization, resources, forgive, floor, lines)
     return _write(out, lang, *made, "transcripts", resources, forgive)
 
 
@@ -204,17 +206,17 @@ def build_numerators(
     resources: Resources | None = None,
     forgive: Forgiveness | None = None,
     floor: float = 0.0,
+    patterns: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Numerator], list[Fault]]:
     """The numerators by utterance id, and the faults of the utterances without one.
 
     An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
-    normalization does not accept, without a `floor`.
+    normalization does not accept, without a `floor`. Those that have `patterns` are made of these.
     """
-    make = _Builder(lang, normalization, forgive, floor).of_transcript
+    make = partial(_Builder(lang, normalization, forgive, floor).of_either, {pattern.LOOP: any_phones(lang)})
     usable, bad = usable_transcripts(data.transcripts, lang.lexicon)
-    found, refused = (resources or Resources()).collect(
-        make, list(zip(usable, usable.items(), strict=True)), "numerators"
-    )
+    lines = [(name, (name, (patterns or {}).get(name, words))) for name, words in usable.items()]
+    found, refused = (resources or Resources()).collect(make, lines, "numerators")
     faults = {fault.id: fault for fault in [*bad, *(replace(fault, kind="no path") for fault in refused)]}
     return found, [faults[one.id] for one in data if one.id in faults]
 
@@ -295,7 +297,7 @@ def num_patterns(
     click.echo(f"{_write(out, lang, *made, 'graphs', resources)} -> {out}")
 
 
-def any_phones(lang: Lang, phones_per_loop: float) -> Fsa:
+def any_phones(lang: Lang, phones_per_loop: float = 10.0) -> Fsa:
     """One phone or more, of any kind."""
     return phone_loop(range(1, len(lang.lexicon.phones) + 1), stop_prob=1 / phones_per_loop)
 
@@ -352,6 +354,14 @@ class _Builder(NamedTuple):
     def of_transcript(self, said: tuple[str, Sequence[str]]) -> Numerator:
         name, words = said
         return build_numerator(words, forgive=self.forgive, floor=self.floor, **self._how(name))
+
+    def of_either(self, parts: Mapping[str, Fsa], said: tuple[str, str | Sequence[str]]) -> Numerator:
+        name, words = said
+        return (
+            self.of_pattern(parts, (name, words))
+            if isinstance(words, str)
+            else self.of_transcript((name, words))
+        )
 
     def of_pattern(self, parts: Mapping[str, Fsa], named: tuple[str, str]) -> Numerator:
         name, text = named

@@ -71,7 +71,7 @@ from fsachain.train.stopping import stoppable
 from fsachain.train.world import World
 
 SPLITS = ("train", "dev", "test")
-INPUTS = (*SPLITS, "lexicon", "arpa", "rescore")
+INPUTS = (*SPLITS, "lexicon", "patterns", "arpa", "rescore")
 TOGETHER = frozenset({"train"})  # the stages in which several processes work
 CHUNKS = "chunks.npz"
 GRAMMAR = "grammar.arpa"
@@ -160,11 +160,12 @@ def _graphs(run: Run) -> None:
     print(make_phone_lm(lang, train.transcripts, phone_lm, config.phone_lm, seed, run.resources))
     print(make_denominator(lang, phone_lm, graphs))
     normalization = load_normalization(lang, graphs)
-    for split, data, forgive in (
-        ("train", train, config.forgive.forgiveness()),
-        ("dev", run.data("dev"), None),
+    for split, data, forgive, patterns in (
+        ("train", train, config.forgive.forgiveness(), run.inputs.get("patterns")),
+        ("dev", run.data("dev"), None, None),
     ):
-        made = make_numerators(lang, data, graphs / f"{split}.npz", normalization, run.resources, forgive)
+        out = graphs / f"{split}.npz"
+        made = make_numerators(lang, data, out, normalization, run.resources, forgive, patterns=patterns)
         print(f"{split}: {made}")
 
 
@@ -282,7 +283,7 @@ class Stage:
 FIRST_PASS = {
     "lang": Stage(_lang, ("lang", "--lexicon", "--train")),
     "features": Stage(_features, ("features", "perturbation", "--dev", "--test")),
-    "graphs": Stage(_graphs, ("phone_lm", "forgive")),
+    "graphs": Stage(_graphs, ("phone_lm", "forgive", "--patterns")),
 }
 SECOND_PASS = {
     "align-train": Stage(_align_train),
@@ -305,7 +306,9 @@ def _digests(run: Run) -> dict[str, str]:
     found = {}
     for name, stage in run.stages.items():
         reads = [
-            _content(run.inputs.get(one[2:])) if one.startswith("--") else config[one] for one in stage.reads
+            _content(run.inputs.get(one[2:])) if one.startswith("--") else config[one]
+            for one in stage.reads
+            if one != "--patterns" or "patterns" in run.inputs
         ]
         text = json.dumps([*before, name, reads], sort_keys=True)
         found[name] = hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -440,6 +443,11 @@ def _keep_config(context: click.Context, parameter: click.Parameter, folder: Pat
 @option(DATA, "Data set on which weights are chosen.", "--dev")
 @option(DATA, "Data set that is scored.", "--test")
 @option(FILE, "Words and their phones, Kaldi's lexicon.txt or lexiconp.txt.", "--lexicon")
+@option(
+    FILE,
+    "Of utterances of the training set: what they may say, as num-patterns takes it, in place of transcripts.",
+    "--patterns",
+)
 @option(
     FILE,
     "Word language model of the search, in place of one of the training text (decoding.ngram_order).",

@@ -71,11 +71,11 @@ def best_word_sequences(
     `beam` bounds how far behind the best one a sequence may be.
     """
     paths = replace(as_transducer(lattice), ilabel=lattice.word).to_openfst()
-    found = _best_of(paths.topsort(), count, beam)
+    found = best_of(paths.topsort(), count, beam)
     return [WordSequence(spelt_out(words[word - 1] for word in ids), log_prob) for ids, log_prob in found]
 
 
-def _best_of(paths: Any, count: int, beam: float) -> list[tuple[list[int], float]]:
+def best_of(paths: Any, count: int, beam: float) -> list[tuple[list[int], float]]:
     """Word ids and log-probability of the best `count` word sequences, by the best partial sequences at each state.
 
     Keeping `count` partial sequences per state is exact: a sequence whose beginning is worse than `count` others at the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,15 +13,17 @@ import numpy.typing as npt
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
 from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, search_all
-from fsachain.decode.lattices import ArcsByLevel
-from fsachain.errors import counted
+from fsachain.decode.lattices import as_transducer
+from fsachain.decode.rescore import BEAM_ROUNDING, WordSequence, best_of
+from fsachain.errors import counted, require
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import Numerator
 from fsachain.graph.spelling import NO_WORD
 from fsachain.kaldi.lattice import Lattice
+from fsachain.openfst import Transducer
 from fsachain.table import compile_table
 
-Floats = npt.NDArray[np.floating]
+BEAM = 4.0  # nats behind the best: what else was said
 
 
 class Doubt(NamedTuple):
@@ -77,86 +80,70 @@ def mend(
     words: Sequence[str],
     forgive: Forgiveness,
     config: DecoderConfig | None = None,
+    *,
+    count: int = 1,
     **how: Any,
-) -> dict[str, tuple[str, ...]]:
-    """The words that were most likely said in every utterance, where `written` are those of its transcript; see `mended`.
+) -> dict[str, list[WordSequence]]:
+    """What was most likely said in every utterance, where `written` are the words of its transcript; best first.
 
-    Other arguments and errors as for `decode`. An utterance without a path keeps its transcript. A written word that is none
-    of `words` cannot be found.
+    At most `count` word sequences each, within `BEAM` of the best; see `mended`. Other arguments and errors as for `decode`.
+    An utterance without a path keeps its transcript. A written word that is none of `words` cannot be found.
     """
     ids = {word: number for number, word in enumerate(words, start=1)}
     numbers = {name: [ids.get(word, -1) for word in written[name]] for name in nnet_outputs}
-    found = search_all(partial(_mend, numbers, forgive), nnet_outputs, graph, words, config, **how)
+    found = search_all(partial(_mend, numbers, forgive, count), nnet_outputs, graph, words, config, **how)
     return {
-        name: tuple(written[name]) if said is None else tuple(words[number - 1] for number in said)
-        for name, said in found.items()
+        name: [
+            WordSequence(tuple(words[number - 1] for number in said), log_prob)
+            for said, log_prob in best or ()
+        ]
+        or [WordSequence(tuple(written[name]), 0.0)]
+        for name, best in found.items()
     }
 
 
 def _mend(
     written: Mapping[str, Sequence[int]],
     forgive: Forgiveness,
+    count: int,
     decoder: Decoder,
     scores: npt.ArrayLike,
     name: str,
-) -> tuple[int, ...] | None:
+) -> list[tuple[list[int], float]] | None:
     lattice = decoder.lattice(scores, name)
-    return None if lattice is None else mended(lattice, written[name], forgive)
+    return None if lattice is None else mended(lattice, written[name], forgive, count)
 
 
-def mended(lattice: Lattice, words: Sequence[int], forgive: Forgiveness) -> tuple[int, ...]:
-    """The ids of the words that were most likely said, where a transcript has the ids `words`.
+def mended(
+    lattice: Lattice, written: Sequence[int], forgive: Forgiveness, count: int = 1
+) -> list[tuple[list[int], float]]:
+    """Word ids and log-probability of what was most likely said, where a transcript has the word ids `written`; best first.
 
-    The path of the least cost in the lattice, by its own costs and the penalties of the script that makes the transcript of
-    the path's words: a word of the path is kept, substituted or left out (a deletion), and words that it lacks are written
-    (insertions). No words where no path reaches an end. A cycle in the lattice is a DataError.
+    The log-probability is that of the best path with these words in the lattice, less the penalties of the cheapest script
+    that makes the transcript of them: a word of the path is kept, substituted or left out (a deletion), and words that it
+    lacks are written (insertions). At most `count` sequences, within `BEAM` nats of the best; none where no path ends.
     """
-    arcs = ArcsByLevel(lattice.src, lattice.dst, lattice.num_states)
-    word, cost = lattice.word[arcs.order], lattice.cost[arcs.order].astype(np.float64)
-    # What an arc costs before a place of the transcript where it passes no word of it, and where it passes one.
-    is_word = word > 0
-    beside = cost + np.where(is_word, forgive.deletion, 0.0)
-    replaced = np.where(np.equal.outer(word, np.asarray(words, np.int64)), 0.0, forgive.substitution)
-    along = np.where(is_word[:, None], cost[:, None] + replaced, np.inf)
-    # The least cost from each state and place to the end.
-    ends = np.full((lattice.num_states, len(words) + 1), np.inf)
-    ends[:, -1] = lattice.final_cost
+    fst = require("pywrapfst", extra="graph")
+    paths = replace(as_transducer(lattice), ilabel=lattice.word, olabel=lattice.word).to_openfst()
+    scripts = _scripts(written, np.unique(lattice.word[lattice.word > 0]), forgive).to_openfst()
+    found = fst.compose(paths.arcsort("olabel"), scripts)
+    found.prune(weight=BEAM if count > 1 else BEAM_ROUNDING)
+    return best_of(found.topsort(), count, BEAM) if found.start() >= 0 else []
 
-    def leave_out(rows: Floats) -> Floats:
-        for place in range(len(words))[::-1]:
-            rows[:, place] = np.minimum(rows[:, place], rows[:, place + 1] + forgive.insertion)
-        return rows
 
-    def through(some: slice, behind: Floats) -> Floats:
-        rows = behind + beside[some, None]
-        rows[:, :-1] = np.minimum(rows[:, :-1], behind[:, 1:] + along[some])
-        return rows
-
-    to_end = arcs.to_end(leave_out(ends), through, leave_out)
-    found: list[int] = []
-    state, place = lattice.start, 0
-    while np.isfinite(to_end[state, place]):
-        first, count = arcs.first[state], arcs.count[state]
-        leaving = slice(first, first + count)
-        behind = to_end[arcs.dst[leaving]]
-        ways = [beside[leaving] + behind[:, place]]
-        end = lattice.final_cost[state]
-        if place < len(words):
-            ways += [
-                along[leaving, place] + behind[:, place + 1],
-                [forgive.insertion + to_end[state, place + 1]],
-            ]
-            end = np.inf
-        costs = np.concatenate([*ways, [end]])
-        best = int(costs.argmin())
-        if best == len(costs) - 1:
-            break
-        if place < len(words) and best == len(costs) - 2:
-            place += 1
-            continue
-        place += best >= count
-        arc = first + best % count
-        state = arcs.dst[arc]
-        if is_word[arc]:
-            found.append(int(word[arc]))
-    return tuple(found)
+def _scripts(written: Sequence[int], words: npt.NDArray[np.integer], forgive: Forgiveness) -> Transducer:
+    """An acceptor of all sequences of `words`, with the penalties of what makes the words `written` of them."""
+    length, size = len(written), len(words)
+    place, word = np.repeat(np.arange(length), size), np.tile(words, length)
+    kept = np.where(word == np.repeat(np.asarray(written, np.int64), size), 0.0, -forgive.substitution)
+    absent = np.repeat(np.arange(length + 1), size)
+    src = np.concatenate([place, absent, np.arange(length)])
+    dst = np.concatenate([place + 1, absent, np.arange(1, length + 1)])
+    label = np.concatenate([word, np.tile(words, length + 1), np.zeros(length, np.int64)])
+    cost = np.repeat([-forgive.deletion, -forgive.insertion], [len(absent), length])
+    log_prob = np.concatenate([kept, cost])
+    final = np.full(length + 1, -np.inf)
+    final[-1] = 0.0
+    use = np.lexsort((label, src))
+    use = use[np.isfinite(log_prob[use])]
+    return Transducer(length + 1, 0, src[use], dst[use], label[use], label[use], log_prob[use], final)

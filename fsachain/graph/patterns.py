@@ -224,6 +224,18 @@ def parse_pattern(text: str | Sequence[str], parts: Mapping[str, Fsa]) -> Patter
     return pattern
 
 
+def alternatives_as_text(alternatives: Sequence[tuple[float, Sequence[str]]]) -> str:
+    """A line for `parse_pattern`: one of several word sequences, each with its probability; one alone stands as it is."""
+    texts = [
+        " ".join("\\" + word if word in _MARKS or word == LOOP else word for word in words)
+        for _, words in alternatives
+    ]
+    if len(texts) == 1:
+        return texts[0]
+    probs = [f"{prob:.6f}" for prob, _ in alternatives]
+    return f"( {' | '.join(map(' '.join, zip(probs, texts, strict=True)))} )"
+
+
 class _Parser:
     def __init__(self, fields: list[str], parts: Mapping[str, Fsa]) -> None:
         self.fields, self.parts = fields, parts

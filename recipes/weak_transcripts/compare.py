@@ -1,7 +1,8 @@
 """One corpus, transcripts corrupted by a seed: trained as they are, forgiving and mended, beside clean ones, then one table.
 
 A forgiving training goes on from the plain one, since a network that knows nothing cannot tell a word from a star; a control
-goes on as long and believes them. Mended transcripts are those of the network before, and train a new one.
+goes on as long and believes them. Mended transcripts are those of the forgiving network, and train a new one; then those of
+networks that had other parts of the training set alone, since one that has heard an utterance agrees with its transcript.
 """
 
 from __future__ import annotations
@@ -9,20 +10,25 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsachain.cli import call
+from fsachain.decode.wer import read_text
 from recipes.digits.prepare import prepare as prepare_digits
-from recipes.pipeline.corpus import prepare_data_dirs
+from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir
 from recipes.pipeline.main import DONE, REPOSITORY, Prepare, run_recipe
 from recipes.pipeline.results import Result, add_options, publish, read_result
 from recipes.weak_transcripts.corrupt import SAID, Rates, corrupt_text, precision_at
 
 RECALL = 0.8
 PRECISION = "precision.txt"
+MODEL = Path("model") / "model.safetensors"  # in the folder of a run
 MENDED = "mended"  # folder of a run that is made of mended transcripts
+PATTERNS = "patterns.txt"  # there: what else may have been said
 
 CORPORA: dict[str, Prepare] = {
     "digits": prepare_digits,
@@ -38,11 +44,35 @@ WRONG = {
 }
 MISSING = {"deletion": -3.0}
 GOING_ON = {"num_epochs": 12, "schedule.peak": 3e-3}  # section train
-WAYS = ("plain", "control", "forgiving", "mended", "mended again")
-JUDGES = {"mended": "plain", "mended again": "mended"}
-# The search that mends: a low weight of a language model of the corrupted text.
+# The network that a way starts from: goes on with, or has its transcripts mended by.
+BEFORE = {
+    "control": "plain",
+    "forgiving": "plain",
+    "mended": "forgiving",
+    "mended crosswise": "mended",
+    "mended crosswise twice": "mended crosswise",
+}
+NUM_PARTS = 4
+WAYS = ("plain", *BEFORE)
+# The search that mends: a low weight of a language model of the corrupted text. A network that has not heard the utterance
+# does not lean to what was written, and changes it at a smaller price.
 MENDING = {"digits": ["--word-insertion-penalty=-2"]}
 USUAL_MENDING = ["--lm-weight=0.7"]
+CHANGES, CHANGES_CROSSWISE = 6.0, 4.0  # nats
+NUM_ALTERNATIVES = 8
+# Section by section, for trainings on mended transcripts.
+ON_MENDED: dict[str, dict[str, dict[str, Any]]] = {
+    "prompts": {
+        "augment": {
+            "time_masks": 1,
+            "time_mask_frames": 15,
+            "frequency_masks": 1,
+            "frequency_mask_bins": 6,
+        },
+        "loss": {"consistency": 0.2},
+        "train": {"num_epochs": 18},
+    }
+}
 # A network that was let to leave words out needs a bonus for them.
 DECODING = {"decoding": {"word_insertion_penalties": [-6.0, -5.0, -4.0, -3.0, -2.0, -1.0, 0.0, 1.0]}}
 CTC: dict[str, dict[str, Any]] = {
@@ -89,13 +119,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--objectives", choices=OBJECTIVES, nargs="+", default=list(OBJECTIVES))
     parser.add_argument("--errors", choices=ERRORS, nargs="+", default=list(ERRORS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="default: 1 2")
+    parser.add_argument(
+        "--ways", choices=WAYS, nargs="+", default=list(WAYS), help="of training; default: all"
+    )
     add_options(parser, "weak_transcripts")
     options = parser.parse_args(arguments)
+    for way in options.ways:
+        if BEFORE.get(way, "plain") not in options.ways:
+            parser.error(f"--ways: {way!r} starts from {BEFORE[way]!r}, which is not among them")
     results: dict[Run, tuple[Result, float | None]] = {}
     for objective in options.objectives:
         for seed in options.seeds:
             runs = [Run(options.corpus, objective, None, "plain", seed)]
-            runs += [Run(options.corpus, objective, e, way, seed) for e in options.errors for way in WAYS]
+            ways = [way for way in WAYS if way in options.ways]
+            runs += [Run(options.corpus, objective, e, way, seed) for e in options.errors for way in ways]
             for run in runs:
                 print(f"=== {run.corpus}, {run.kind}, seed {run.seed}", flush=True)
                 status = _train(run, options)
@@ -112,77 +149,128 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(run: Run, options: argparse.Namespace) -> int:
-    exp, text = options.exp / run.folder, None
-    if run.way in JUDGES:
-        status = _mend(run, options.exp)
+    exp, mended = options.exp / run.folder, None
+    before = options.exp / run._replace(way=BEFORE.get(run.way, "plain")).folder
+    own: dict[str, dict[str, Any]] = {}
+    if run.way.startswith(MENDED):
+        plain = options.exp / run._replace(way="plain").folder
+        if "crosswise" in run.way:
+            status = _mend_crosswise(run, options, before, plain)
+        else:
+            status = _mend(run, before / MODEL, plain / "data" / "train", plain, exp / MENDED, CHANGES)
         if status not in DONE:
             return status
-        text = (exp / MENDED / "text").read_text(encoding="utf-8")
-
-    def prepare(corpus: Path | None, out: Path, seed: int) -> None:
-        CORPORA[run.corpus](corpus, out, seed)
-        if run.errors is not None:
-            corrupt_text(out / "train" / "text", ERRORS[run.errors], seed)
-        if text is not None:
-            (out / "train" / "text").write_text(text, encoding="utf-8")
-
-    own: dict[str, dict[str, Any]] = {}
-    if run.way in ("control", "forgiving"):
-        plain = options.exp / run._replace(way="plain").folder / "model" / "model.safetensors"
-        own = {"network": {"init_from": str(plain.resolve())}, "train": GOING_ON}
+        mended = exp / MENDED
+    elif run.way != "plain":
+        own = {"network": {"init_from": str((before / MODEL).resolve())}, "train": GOING_ON}
     if run.way == "forgiving":
         own["forgive"] = MISSING | (WRONG[run.corpus] if ERRORS[run.errors or ""].substitution else {})
-    changes = [
-        f"{section}.{option}={json.dumps(value)}"
-        for table in (OBJECTIVES[run.objective], DECODING, own)
-        for section, values in table.items()
-        for option, value in values.items()
-    ]
-    status = run_recipe(
-        REPOSITORY / "recipes" / run.corpus,
-        prepare,
-        [
-            f"--exp={exp}",
-            f"--seed={run.seed}",
-            f"--corpus={options.data}",
-            "--to=decode",
-            *(f"--set={change}" for change in (*changes, *options.set)),
-        ],
-        made_of={"errors": run.errors, "mended": text and hashlib.sha256(text.encode()).hexdigest()},
-    )
+    status = _run(run, options, exp, "decode", own, mended)
     if status not in DONE or run.way != "forgiving" or not ERRORS[run.errors or ""].substitution:
         return status
     doubts, data = exp / "doubts", exp / "data" / "train"
-    model = exp / "model" / "model.safetensors"
-    status = call(["suspicious", str(model), str(data), str(doubts), f"--den={exp / 'graphs'}"])
+    status = call(["suspicious", str(exp / MODEL), str(data), str(doubts), f"--den={exp / 'graphs'}"])
     if status in DONE:
         precision = precision_at(RECALL, doubts / "words.txt", data / SAID)
         (doubts / PRECISION).write_text(f"{precision}\n", encoding="utf-8")
     return status
 
 
-def _mend(run: Run, folder: Path) -> int:
-    """The corrupted transcripts as the network before hears them."""
-    plain, judge = (folder / run._replace(way=way).folder for way in ("plain", JUDGES[run.way]))
-    rates, out = ERRORS[run.errors or ""], folder / run.folder / MENDED
-    absent = [name for name in ("substitution", "insertion") if not getattr(rates, name)]
+def _run(
+    run: Run,
+    options: argparse.Namespace,
+    exp: Path,
+    to: str,
+    own: Mapping[str, Mapping[str, Any]],
+    mended: Path | None = None,
+    left_out: Collection[str] = (),
+) -> int:
+    """Train on the corrupted transcripts or on those of the folder `mended`, but for some; `to` is the last stage."""
+    text = {} if mended is None else read_text(mended / "text")
+    text = {name: words for name, words in text.items() if name not in left_out}
+    if mended is not None:
+        own = ON_MENDED.get(run.corpus, {})
+    features = exp / "cache"  # of all runs, which differ in transcripts alone
+    if not features.exists():
+        (options.exp / "cache" / run.corpus).mkdir(parents=True, exist_ok=True)
+        exp.mkdir(parents=True, exist_ok=True)
+        features.symlink_to(options.exp.resolve() / "cache" / run.corpus, target_is_directory=True)
+
+    def prepare(corpus: Path | None, out: Path, seed: int) -> None:
+        CORPORA[run.corpus](corpus, out, seed)
+        if text:
+            said = read_data_dirs([out / "train"])
+            write_data_dir(
+                out / "train", [replace(one, words=text[one.id]) for one in said if one.id in text]
+            )
+        elif run.errors is not None:
+            corrupt_text(out / "train" / "text", ERRORS[run.errors], seed)
+
+    changes = [
+        f"{section}.{option}={json.dumps(value)}"
+        for table in (OBJECTIVES[run.objective], DECODING, own)
+        for section, values in table.items()
+        for option, value in values.items()
+    ]
+    digest = hashlib.sha256(repr(sorted(text.items())).encode()).hexdigest()
+    return run_recipe(
+        REPOSITORY / "recipes" / run.corpus,
+        prepare,
+        [
+            f"--exp={exp}",
+            f"--seed={run.seed}",
+            f"--corpus={options.data}",
+            f"--to={to}",
+            *([] if mended is None else [f"--patterns={mended / PATTERNS}"]),
+            *(f"--set={change}" for change in (*changes, *options.set)),
+        ],
+        made_of={"errors": run.errors, "mended": digest},
+    )
+
+
+def _mend_crosswise(run: Run, options: argparse.Namespace, before: Path, plain: Path) -> int:
+    """The corrupted transcripts of each part of the training set, as a network of the other parts hears them."""
+    out = options.exp / run.folder / MENDED
+    written = read_data_dirs([plain / "data" / "train"])
+    out.mkdir(parents=True, exist_ok=True)
+    parts = [out.with_name(f"part-{part}") for part in range(NUM_PARTS)]
+    for number, part in enumerate(parts):
+        unheard = written[number::NUM_PARTS]
+        status = _run(run, options, part, "train", {}, before / MENDED, {one.id for one in unheard})
+        if status in DONE:
+            write_data_dir(part / "unheard", unheard)
+            status = _mend(run, part / MODEL, part / "unheard", plain, part / MENDED, CHANGES_CROSSWISE)
+        if status not in DONE:
+            return status
+    for name in ("text", PATTERNS):
+        lines = "".join((part / MENDED / name).read_text(encoding="utf-8") for part in parts)
+        (out / name).write_text(lines, encoding="utf-8")
+    return 0
+
+
+def _mend(run: Run, model: Path, data: Path, plain: Path, out: Path, price: float) -> int:
+    """The search has the word n-gram of the corrupted text, which the run `plain` made; `price` is that of a change."""
+    rates = ERRORS[run.errors or ""]
+    how = [
+        f"--{name}={price if getattr(rates, name) else math.inf}" for name in ("substitution", "insertion")
+    ]
+    how += ["--deletion=1", f"--alternatives={NUM_ALTERNATIVES}", *MENDING.get(run.corpus, USUAL_MENDING)]
     arpa = plain / "decode" / "grammar.arpa"
-    more = [*(f"--{name}=inf" for name in absent), "--deletion=1", *MENDING.get(run.corpus, USUAL_MENDING)]
-    more += [f"--arpa={arpa}"] if arpa.is_file() else []
-    model = judge / "model" / "model.safetensors"
-    return call(["mend", str(model), str(plain / "data" / "train"), str(out), *more])
+    how += [f"--arpa={arpa}"] if arpa.is_file() else []
+    return call(["mend", str(model), str(data), str(out), *how])
 
 
 def table_lines(results: Mapping[Run, tuple[Result, float | None]]) -> list[str]:
     """A Markdown table of the WER on test, a line for each corpus, objective, kind of error and seed."""
-    head = ["corpus", "objective", "errors", "seed", *WAYS, "clean", "precision at 80 % recall"]
+    ways = [way for way in WAYS if any(run.way == way for run in results)]
+    head = ["corpus", "objective", "errors", "seed", *ways, "clean", "precision at 80 % recall"]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for run in results:
         if run.errors is None or run.way != "plain":
             continue
-        told = [*(run._replace(way=way) for way in WAYS), run._replace(errors=None)]
+        told = [*(run._replace(way=way) for way in ways), run._replace(errors=None)]
         wers = [f"{results[one][0].wer:.2f} %" if one in results else "" for one in told]
-        precision = results[told[2]][1] if told[2] in results else None
+        _, precision = results.get(run._replace(way="forgiving"), (None, None))
         share = "" if precision is None else f"{precision:.2f}"
         lines.append(
             f"| {run.corpus} | {run.objective} | {run.errors} | {run.seed} | {' | '.join(wers)} | {share} |"
