@@ -23,6 +23,7 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.patterns import (
     OneOf,
+    alternatives_as_text,
     build_pattern_numerator,
     numerator_of_words,
     optional,
@@ -311,6 +312,13 @@ PARTS = {"<loop>": LOOP, "<spell>": SPELL}
 def test_a_line_is_the_pattern_that_it_says(text, pattern):
     assert parse_pattern(text, PARTS) == pattern
     assert parse_pattern(text.split(), PARTS) == pattern
+
+
+def test_alternatives_as_text_are_read_as_they_were():
+    alternatives = [(0.7, ["a", "*", "<loop>"]), (0.3, ["|", "b"])]
+    text = alternatives_as_text(alternatives)
+    assert parse_pattern(text, PARTS) == [OneOf(alternatives)]
+    assert parse_pattern(alternatives_as_text(alternatives[:1]), PARTS) == ["a", "*", "<loop>"]
 
 
 @pytest.mark.parametrize(

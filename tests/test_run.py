@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +16,10 @@ from cli_fixtures import TEXT, assert_one_line
 import fsachain.progress as lines
 from fsachain.cli import EXIT_INTERRUPTED, EXIT_LEFT_OUT
 from fsachain.cli.config import Experiment
+from fsachain.decode.wer import read_text
 from fsachain.fsa import Fsa
+from fsachain.graph.numerator import load_numerators
+from fsachain.graph.patterns import parse_pattern
 
 FIRST = ["lang", "features", "graphs", "train", "decode", "align", "report"]
 SMALL = [
@@ -88,6 +92,29 @@ def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, ex
         patch.setattr("fsachain.cli.run.decode_data", interrupt)
         assert fsachain("run", exp, *inputs).status == EXIT_INTERRUPTED
     assert stages_of(fsachain("run", exp, *inputs).out) == ["decode", "align", "report"]
+
+
+def test_what_else_may_have_been_said_becomes_numerators(fsachain, exp, inputs, recorded):
+    """`mend --alternatives` writes patterns, which `run --patterns` trains on in place of the transcripts."""
+    fsachain.ok("run", exp, *inputs, "--to", "train")
+    model = exp / "model" / "model.safetensors"
+    mend = ("mend", model, recorded / "data", recorded / "mended", "--substitution", 0.5, "--insertion", 0.5)
+    fsachain.ok(*mend, "--deletion", 0.5, "--alternatives", 3)
+    lines = (recorded / "mended" / "patterns.txt").read_text().splitlines()
+    assert any("|" in line for line in lines)
+    best = read_text(recorded / "mended" / "text")
+    for name, line in (line.split(maxsplit=1) for line in lines):
+        found = parse_pattern(line, {})
+        if "|" in line:
+            probs, words = zip(*found[0].alternatives, strict=True)
+            assert sum(probs) == pytest.approx(1.0, abs=1e-5) and list(probs) == sorted(probs, reverse=True)
+            found = words[0]
+        assert tuple(found) == best[name]
+    shutil.copy(recorded / "mended" / "text", recorded / "data" / "text")
+    second = exp.with_name("second")
+    fsachain.ok("run", second, *inputs, "--patterns", recorded / "mended" / "patterns.txt", "--to", "train")
+    numerators = load_numerators(second / "graphs" / "train.npz")
+    assert any(len(numerator.words) > len(best[name]) for name, numerator in numerators.items())
 
 
 def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inputs):

@@ -178,7 +178,7 @@ def make_numerators(
     resources = resources or Resources()
     lines = {} if patterns is None else {name: line for name, (_, line) in read_table(patterns).items()}
     made = build_numerators(lang, data, normalization, resources, forgive, floor, lines)
-    return _write(out, lang, *made, "transcripts", resources, forgive)
+    return _write(out, lang, *made, "graphs" if lines else "transcripts", resources, forgive)
 
 
 def _write(
