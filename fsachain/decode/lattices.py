@@ -191,19 +191,14 @@ class ArcsByLevel:
             for (begin, stop), (low, high) in zip(pairwise(limits), pairwise(cuts.tolist()), strict=True)
         ]
 
-    def to_end(
-        self,
-        rows: Floats,
-        through: Callable[[slice, Floats], Floats],
-        settle: Callable[[Floats], Floats] = lambda rows: rows,
-    ) -> Floats:
+    def to_end(self, rows: Floats, through: Callable[[slice, Floats], Floats]) -> Floats:
         """The least costs from each state to the end, in place of `rows` [S, K], which are those of ending there.
 
-        `through` adds the costs of a slice of the arcs to `rows` behind them; a state's best row passes through `settle`.
+        `through` adds the costs of a slice of the arcs to `rows` behind them.
         """
         for arcs, states, starts in self._levels:
             best = np.minimum.reduceat(through(arcs, rows[self.dst[arcs]]), starts, axis=0)
-            rows[states] = settle(np.minimum(rows[states], best))
+            rows[states] = np.minimum(rows[states], best)
         return rows
 
 
