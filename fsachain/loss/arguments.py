@@ -156,10 +156,9 @@ def make_rows(shape: list[int], call: Given, heads: list[int], delays: list[floa
 
 def _sequences(shape: list[int], sizes: Ints, num_targets: int, is_pruned: bool) -> Ints:
     """[N, 8], see `grid.Rows`."""
-    count = len(sizes)
-    sequences = np.empty((count, 8), np.int64)
-    sequences[:, 4:6] = sizes[:, 2:]
     if len(shape) == 2:
+        sequences = np.empty((len(sizes), 8), np.int64)
+        sequences[:, 4:6] = sizes[:, 2:]
         per_frame = sizes[:, 3] + 1
         ends = np.cumsum(sizes[:, 2] * per_frame)
         if int(ends[-1]) != shape[0]:
@@ -170,18 +169,21 @@ def _sequences(shape: list[int], sizes: Ints, num_targets: int, is_pruned: bool)
         first_row = ends - sizes[:, 2] * per_frame
         sequences[:, :4] = np.stack([first_row, per_frame, sizes[:, 2], per_frame], axis=1)
         sequences[:, 6], sequences[:, 7] = first_row, per_frame
-    else:
-        _check_padded(sizes, shape, "logits")
-        numbers = np.arange(count) * shape[1]
-        cells = num_targets + 1 if is_pruned else shape[2]
-        if int(sizes[:, 3].max()) >= cells:
-            raise ShapeError(
-                f"logits has shape {shape}; expected U + 1 = {int(sizes[:, 3].max()) + 1} or more "
-                "in its third dimension, one more than the largest of target_lengths"
-            )
-        sequences[:, 0], sequences[:, 1], sequences[:, 2:4] = numbers * shape[2], shape[2], shape[1:3]
-        sequences[:, 6], sequences[:, 7] = numbers * cells, cells
-    return sequences
+        return sequences
+    _check_padded(sizes, shape, "logits")
+    most, (_, frames, labels, _) = max(sizes[:, 3].tolist()), shape
+    cells = num_targets + 1 if is_pruned else labels
+    if most >= cells:
+        raise ShapeError(
+            f"logits has shape {shape}; expected U + 1 = {most + 1} or more in its third dimension, one more than the "
+            "largest of target_lengths"
+        )
+    return np.array(
+        [
+            (n * frames * labels, labels, frames, labels, num_frames, num_labels, n * frames * cells, cells)
+            for n, (_, _, num_frames, num_labels) in enumerate(sizes.tolist())
+        ]
+    )
 
 
 def _targets(call: Given, heads: list[int]) -> tuple[Ints, Tensor | None]:
@@ -192,10 +194,12 @@ def _targets(call: Given, heads: list[int]) -> tuple[Ints, Tensor | None]:
         usable = (targets >= 0) & (targets < labels) & (targets != alone)
         return np.empty((len(targets), 0), np.int64), torch.where(usable, targets, -1)
     values = np.ascontiguousarray(targets.numpy())
-    real = np.arange(values.shape[1]) < call.sizes.numpy()[:, 3:4]
-    for n, u in np.argwhere(real & ((values < 0) | (values >= labels))).tolist():
-        raise ShapeError(f"targets[{n}, {u}] = {values[n, u]}; expected a class, 0 to {labels - 1}")
-    for n, u in np.argwhere(real & (values == alone)).tolist():
+    wrong = (values < 0) | (values >= labels) | (values == alone)
+    wrong &= np.arange(values.shape[1]) < call.sizes.numpy()[:, 3:4]
+    if np.count_nonzero(wrong):
+        n, u = np.argwhere(wrong)[0]
+        if values[n, u] != alone:
+            raise ShapeError(f"targets[{n}, {u}] = {values[n, u]}; expected a class, 0 to {labels - 1}")
         raise ConfigError(
             f"targets[{n}, {u}] = {alone} is the blank; expected a label: the softmax of labels is without the blank"
         )
@@ -217,10 +221,11 @@ def check_frames(sizes: Tensor, encoder: list[int], predictor: list[int]) -> Non
 def _check_padded(sizes: Ints, shape: list[int], name: str) -> None:
     if shape[0] != len(sizes):
         raise ShapeError(f"{name} has {shape[0]} sequences (shape {shape}); expected {len(sizes)}")
-    for n in np.flatnonzero(sizes[:, 2] > shape[1]).tolist():
-        raise ShapeError(
-            f"logit_lengths[{n}] = {sizes[n, 2]}; expected 0 to {shape[1]}, the frames of {name} {shape}"
-        )
+    for n, frames in enumerate(sizes[:, 2].tolist()):
+        if frames > shape[1]:
+            raise ShapeError(
+                f"logit_lengths[{n}] = {frames}; expected 0 to {shape[1]}, the frames of {name} {shape}"
+            )
 
 
 def _check_sizes(sizes: Ints, targets: list[int]) -> None:
@@ -228,13 +233,12 @@ def _check_sizes(sizes: Ints, targets: list[int]) -> None:
         raise ShapeError("the batch is empty; expected at least one sequence")
     if len(targets) != 2 or targets[0] != len(sizes):
         raise ShapeError(f"targets has shape {targets}; expected [{len(sizes)}, U]")
-    for column, name, most in ((2, "logit_lengths", None), (3, "target_lengths", targets[1])):
-        values = sizes[:, column]
-        bad = values < sizes[:, column - 2] if most is None else (values < sizes[:, 1]) | (values > most)
-        for n in np.flatnonzero(bad).tolist():
-            least = sizes[n, column - 2]
-            limit = f"{least} or more" if most is None else f"{least} to {most}, the labels of targets"
-            raise ShapeError(f"{name}[{n}] = {values[n]}; expected {limit}")
+    for n, (first, label, frames, count) in enumerate(sizes.tolist()):
+        if frames < first:
+            raise ShapeError(f"logit_lengths[{n}] = {frames}; expected {first} or more")
+        if not label <= count <= targets[1]:
+            limit = f"{label} to {targets[1]}, the labels of targets"
+            raise ShapeError(f"target_lengths[{n}] = {count}; expected {limit}")
 
 
 def _check_ranges_shape(ranges: list[int], shape: list[int]) -> None:
