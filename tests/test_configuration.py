@@ -1,5 +1,6 @@
 """`fsachain config` and `--set`: the page of the documentation is current, every option is explained and can be changed."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from cli_fixtures import assert_one_line
 from fsachain.cli.config import Experiment, read_experiment
 from fsachain.cli.configuration import NETWORKS, SECTIONS, options_of
 from fsachain.data.features import FeatureConfig
+from fsachain.errors import ConfigError
 from fsachain.train.config import load_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,6 +113,50 @@ def test_wrong_change_is_one_line(fsachain, built, change, message):
     (built / "config.yaml").write_text("lang: {silence: SIL}\n")
     given = ("lang", built / "lexicon.txt", built / "other", "--config", built / "config.yaml")
     assert_one_line(fsachain(*given, "--set", change), message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("features.kind=plp", "kind: 'plp'"),
+        ("features.sample_rate=-1", "sample_rate is -1"),
+        ("features.num_mel_bins=-1", "num_mel_bins is -1"),
+        ("features.frame_shift_ms=0.0", "frame_shift_ms is 0.0"),
+        ("augment.time_masks=-1", "time_masks is -1"),
+        ("augment.frame_shift=-2", "frame_shift is -2"),
+        ("augment.time_mask_fraction=1.5", "time_mask_fraction is 1.5"),
+        ("augment.frequency_warp=0.5", "frequency_warp is 0.5"),
+        ("network.channels=0", "channels is 0"),
+        ("network.dropout=1.0", "dropout is 1.0"),
+        ("network.time_strides=[1, -1]", "time_strides"),
+        ("network.subsampling_layer=40", "subsampling_layer is 40; expected a number in"),
+        ("network.input_kernel=2", "skips frames"),
+        ("network.kind=conformer network.channels=0", "channels is 0"),
+        ("network.kind=conformer network.channels=18", "channels is 18; expected a multiple of 8"),
+        ("network.kind=conformer network.kernel=4", "kernel is 4; expected an odd number"),
+        ("network.kind=conformer network.num_layers=1000000000", "num_layers is 1000000000; expected a number in"),
+        ("network.kind=conformer network.subsampling=5", "subsampling is 5; expected one of 1, 2, 3, 4, 6"),
+        ("network.kind=conformer network.chunk=-1", "chunk is -1; expected at least 0"),
+        ("network.kind=conformer network.dropout=1.0", "dropout is 1.0"),
+        ("network.kind=conformer network.norm=group", "norm: 'group' is not one of layer, batch"),
+        ("network.kind=conformer network.xent=shared", "xent: 'shared' is not one of none, branch"),
+        ("train.num_epochs=many", r"train\.num_epochs: expected int"),
+        ("train.batch_size=0", "batch_size"),
+        ("train.dropout_schedule=0,1@0.5,0", "dropout_schedule: 1.0 is not in"),
+        ("train.combine=best", "combine: 'best' is not one of mean, best-average, ema, none"),
+        ("train.combine=ema", "needs a decay, train.ema"),
+        ("train.ema=0.9", 'ema: 0.9 has no influence with combine "mean"'),
+        ("train.optimizer.betas=[0.9]", "betas: expected 2 values"),
+        ("train.optimizer.name=lion", "'lion'"),
+        ("train.optimizer.factors.encoder=x", "train.optimizer.factors.encoder: expected float"),
+        ("train.optimizer.freeze_epochs.encoder=-1", "freeze_epochs: -1.0 for 'encoder'"),
+        ("train.optimizer.decayed=bias", "decayed: 'bias' is not one of all, weights"),
+        ("loss.leaky_hmm_coefficient=0.1,2", r"loss.leaky_hmm_coefficient = 2.0; .* \[0, 1\]"),
+    ],
+)  # fmt: skip
+def test_what_is_out_of_range_is_refused_by_name(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        sized(read_experiment(None, re.split(" (?=network)", settings))).network_spec(5).build()
 
 
 def test_an_option_that_went_away_is_told_and_has_no_influence(tmp_path, capsys):

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import NETWORK_BFLOAT16, NETWORK_FLOAT64
 
-from fsachain.errors import ConfigError
 from fsachain.nn import Conformer, ConformerConfig
 from fsachain.nn.conformer import ConvSubsampling, RotaryAttention, frames_below, rotation, visible
 
@@ -158,22 +157,3 @@ def test_order_of_frames_matters_to_attention():
     assert (attention(mixed, mask, tuple(part[:6] for part in angles))[0, 0] - first[0, 0]).abs().max() > 1e-3
     later = attention(x, mask, tuple(part[1:] for part in angles))
     torch.testing.assert_close(later, first)  # only distances count
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"channels": 0}, "channels is 0"),
-        ({"channels": 18}, "channels is 18; expected a multiple of 4"),
-        ({"kernel": 4}, "kernel is 4; expected an odd number"),
-        ({"num_layers": 10**9}, "num_layers is 1000000000; expected a number in"),
-        ({"subsampling": 5}, "subsampling is 5; expected one of 1, 2, 3, 4, 6"),
-        ({"chunk": -1}, "chunk is -1; expected at least 0"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"norm": "group"}, "norm: 'group' is not one of layer, batch"),
-        ({"xent": "shared"}, "xent: 'shared' is not one of none, branch"),
-    ],
-)
-def test_illegal_option_is_refused_by_name(options, message):
-    with pytest.raises(ConfigError, match=message):
-        network(**options)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 from toy_training import ToyModel
 
-from fsachain.cli.config import Experiment
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError
 from fsachain.fsa import Fsa
@@ -86,27 +85,6 @@ def test_its_text_is_the_same_schedule(schedule):
 def test_what_is_no_schedule_is_refused_with_the_option(value, message):
     with pytest.raises(ConfigError, match=f"train.dropout: .*{message}"):
         Schedule.parse(value, "train.dropout")
-
-
-@pytest.mark.parametrize(
-    ("sections", "message"),
-    [
-        ({"loss": {"leaky_hmm_coefficient": "0.1,2"}}, r"loss.leaky_hmm_coefficient = 2.0; .* \[0, 1\]"),
-        ({"train": {"dropout_schedule": "0,1@0.5,0"}}, "dropout_schedule: 1.0 is not in"),
-        ({"train": {"combine": "best"}}, "combine: 'best' is not one of mean, best-average, ema, none"),
-        ({"train": {"combine": "ema"}}, "needs a decay, train.ema"),
-        ({"train": {"ema": 0.9}}, 'ema: 0.9 has no influence with combine "mean"'),
-        (
-            {"train": {"optimizer": {"factors": {"encoder": "x"}}}},
-            "train.optimizer.factors.encoder: expected float",
-        ),
-        ({"train": {"optimizer": {"freeze_epochs": {"encoder": -1}}}}, "freeze_epochs: -1.0 for 'encoder'"),
-        ({"train": {"optimizer": {"decayed": "bias"}}}, "decayed: 'bias' is not one of all, weights"),
-    ],
-)
-def test_options_out_of_range_are_refused_by_name(sections, message):
-    with pytest.raises(ConfigError, match=message):
-        Experiment.from_dict(sections)
 
 
 class Skipping(nn.Module):

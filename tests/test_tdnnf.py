@@ -4,7 +4,6 @@ import pytest
 import torch
 from tolerances import FEW_ROUNDINGS, ORTHONORMAL
 
-from fsachain.errors import ConfigError
 from fsachain.nn import Tdnnf, TdnnfConfig
 from fsachain.nn.layers import MaskedBatchNorm, semi_orthogonal_step
 
@@ -104,18 +103,3 @@ def test_xent_branch_exists_in_training_only_and_is_normalised():
     output = model.train()(*batch([9, 6]))
     torch.testing.assert_close(output.xent_log_probs.exp().sum(-1), torch.ones(2, 3))
     assert network().train()(*batch([9])).xent_log_probs is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"channels": 0}, "channels is 0"),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"time_strides": (1, -1)}, "time_strides"),
-        ({"subsampling_layer": 4}, "subsampling_layer is 4; expected a number in"),
-        ({"input_kernel": 2}, "skips frames"),
-    ],
-)
-def test_illegal_option_is_refused_by_name(options, message):
-    with pytest.raises(ConfigError, match=message):
-        network(**options)

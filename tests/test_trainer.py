@@ -19,7 +19,7 @@ from toy_training import (
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError
 from fsachain.train.checkpoint import Identity, list_checkpoints, load_tensors, save_tensors
-from fsachain.train.config import OptimizerConfig, TrainConfig, from_dict
+from fsachain.train.config import OptimizerConfig, TrainConfig
 from fsachain.train.log import JsonLinesLog, read_log
 from fsachain.train.reporting import DivergedError, ShownProgress
 from fsachain.train.schedule import Schedule, ScheduleConfig
@@ -238,18 +238,3 @@ def test_the_log_is_json_without_nan_and_survives_a_torn_last_line(tmp_path):
     assert [(event["event"], event["objf"], event["parts"]) for event in events] == [
         ("epoch", None, [1.0, None])
     ]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"num_epoch": 3}, r"train\.num_epoch: unknown.*'num_epochs'"),
-        ({"num_epochs": "many"}, r"train\.num_epochs: expected int"),
-        ({"optimizer": {"betas": [0.9]}}, r"betas: expected 2 values"),
-        ({"optimizer": {"name": "lion"}}, "'lion'"),
-        ({"batch_size": 0}, "batch_size"),
-    ],
-)
-def test_wrong_options_are_refused_by_name(values, message):
-    with pytest.raises(ConfigError, match=message):
-        from_dict(TrainConfig, values, "train")
