@@ -1,13 +1,15 @@
 """Decoding graph and network outputs in, words out."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pytest
 import pywrapfst
 import tolerances
 
-from fsachain.decode.decoder import Decoder, DecoderConfig, decode, lattices
+from fsachain.decode.decoder import Decoder, DecoderConfig, decode, lattices, search_all
 from fsachain.decode.transcribe import word_posteriors
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError
 
@@ -99,6 +101,21 @@ def test_workers_do_not_change_results_nor_their_order():
         lent = decode(outputs, word_loop(), WORDS, executor=executor)
     assert list(alone.items()) == list(shared.items()) == list(lent.items())
     assert calls[-1] == (3, 3)
+
+
+def _touch(folder, decoder, scores, name):
+    (folder / name).touch()
+    time.sleep(0.05)
+
+
+def test_an_interrupted_search_does_not_wait_for_the_utterances_that_are_left(tmp_path):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    scores = {f"u{n}": spell(["yes"]) for n in range(64)}
+    with pytest.raises(KeyboardInterrupt):
+        search_all(partial(_touch, tmp_path), scores, word_loop(), WORDS, num_workers=2, progress=interrupt)
+    assert 1 <= len(list(tmp_path.iterdir())) < 16
 
 
 def test_an_impossible_utterance_has_no_words_and_is_not_complete():

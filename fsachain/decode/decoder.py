@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -303,10 +304,15 @@ def search_all(
         with nullcontext() if executor else pool:
             found: dict[str, Found] = {}
             what = make if executor else None
-            for future in as_completed([pool.submit(_search, what, search, chunk) for chunk in chunks]):
-                found |= future.result()
-                if progress is not None:
-                    progress(len(found), len(scores))
+            futures = [pool.submit(_search, what, search, chunk) for chunk in chunks]
+            try:
+                for future in as_completed(futures):
+                    found |= future.result()
+                    if progress is not None:
+                        progress(len(found), len(scores))
+            finally:  # who is interrupted does not wait for the rest
+                for future in futures:
+                    future.cancel()
     return {name: found[name] for name in scores}
 
 
@@ -315,6 +321,7 @@ _inherited: list[Decoder] = []  # by a process that a search forked
 
 
 def _inherit(decoder: Decoder) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _inherited[:] = [decoder]
 
 
