@@ -127,7 +127,8 @@ def mended(
     paths = replace(as_transducer(lattice), ilabel=lattice.word, olabel=lattice.word).to_openfst()
     scripts = _scripts(written, np.unique(lattice.word[lattice.word > 0]), forgive).to_openfst()
     found = fst.compose(paths.arcsort("olabel"), scripts)
-    found.prune(weight=BEAM if count > 1 else BEAM_ROUNDING)
+    # Rounding lets pruning keep arcs to states whose own arcs are pruned.
+    found.prune(weight=BEAM if count > 1 else BEAM_ROUNDING).connect()
     return best_of(found.topsort(), count, BEAM) if found.start() >= 0 else []
 
 
