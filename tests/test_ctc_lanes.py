@@ -46,8 +46,13 @@ def test_a_sequence_has_the_same_bits_alone_and_side_by_side(one_thread, scale, 
         assert torch.equal(found[0], losses[lanes]) and torch.equal(found[1], gradient[:, lanes])
 
 
-@pytest.mark.parametrize(("size", "widths"), [(1, [1]), (3, [1, 1, 1]), (4, [16]), (20, [16, 16])])
-def test_sequences_have_as_many_lanes_as_they_need(one_thread, size, widths, monkeypatch):
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "widths"), [(1, [1]), (3, [1, 1, 1]), (4, [16]), (16, [16]), (20, [16, 16])]
+)
+def test_sequences_have_as_many_lanes_as_they_need(threads, size, widths, monkeypatch, use_threads):
+    """A second thread takes other groups, but no half of one: that would take as long as the whole."""
+    use_threads(threads)
     used, real = [], cpu_ctc._run
 
     def spy(form, *rest):

@@ -25,7 +25,7 @@ from fsachain.backends.cpu.simd import (
     where_more,
 )
 from fsachain.backends.cpu.structs import Form
-from fsachain.backends.cpu.threads import get_num_threads, run_all
+from fsachain.backends.cpu.threads import run_all
 from fsachain.grid import GridBatch, Ints
 from fsachain.recursion import Array
 
@@ -39,6 +39,7 @@ from fsachain.recursion import Array
 # worked on by itself, so its bits do not depend on the batch.
 
 PAD = 8  # lanes, and columns before the first label
+NODE = 10.0  # nanoseconds that a node takes, of the grid or beside it
 FORM = Form(PAD)
 
 
@@ -270,11 +271,7 @@ def _for_each(batch: GridBatch, job: Callable[[int, Array, int], None]) -> None:
         spare.append(work)
 
     order = sorted(range(len(cells)), key=lambda n: -cells[n])
-    if get_num_threads() == 1:
-        for n in order:
-            run(n)
-    else:
-        run_all([partial(run, n) for n in order])
+    run_all([partial(run, n) for n in order], NODE * sum(cells))
 
 
 def _num_columns(size: Ints) -> int:

@@ -223,6 +223,7 @@ Reals = npt.NDArray[np.floating]
 Span = tuple[int, int]
 
 _NO_PIECES = np.empty((0, 3), np.int64)
+_ROW, _ENTRY = 20.0, 0.4  # nanoseconds that a row takes, and one of its entries
 _SPAN_ENTRIES = 1 << 18  # of a job: long beside the call of a kernel, short beside a sequence
 
 
@@ -240,10 +241,10 @@ def plain_scores(rows: Rows, log_probs: Reals, values: Array) -> None:
 
 def _scores(rows: Rows, logits: Reals, pieces: Ints, stats: Reals, values: Array) -> None:
     form, masks = FORMS[logits.itemsize], leave_out_masks(logits.itemsize)
-    flat, width = logits.reshape(-1), logits.shape[1]
+    flat, width, softmaxes = logits.reshape(-1), logits.shape[1], num_softmaxes(rows)
 
     def job(n: int, span: Span) -> None:
-        found = np.tile([0.0, 1.0, 0.0], (num_softmaxes(rows), 1))
+        found = np.array([[0.0, 1.0, 0.0]] * softmaxes)
         scores(form, flat, tuple(rows), n, span, width, pieces, found, stats, values, masks)
 
     _over_spans(rows, width, rows.sequences[:, 4], job)
@@ -302,9 +303,10 @@ def _no_stats(log_probs: Reals) -> Reals:
 
 def _over_spans(rows: Rows, width: int, frames: Ints, job: Callable[[int, Span], None]) -> None:
     """job(n, (first, last)) for spans of the frames [N] of all sequences."""
-    jobs = []
-    for n, count in enumerate(frames.tolist()):
-        step = max(1, _SPAN_ENTRIES // max(1, int(rows.sequences[n, 3]) * width))
+    jobs, nodes = [], 0
+    for n, (count, per_frame) in enumerate(zip(frames.tolist(), rows.sequences[:, 3].tolist(), strict=True)):
+        step = max(1, _SPAN_ENTRIES // max(1, per_frame * width))
         for first in range(0, count, step):
             jobs.append(partial(job, n, (first, min(first + step, count))))
-    run_all(jobs)
+        nodes += count * per_frame
+    run_all(jobs, nodes * (_ROW + _ENTRY * width))
