@@ -5,11 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import graphs
 
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
+from fsachain.backends.cpu.layouts import OwnGroups
+from fsachain.backends.cpu.structs import Form
+from fsachain.backends.cpu.tables import kernel_table
 
 PDFS, FRAMES = 23, 6
 LEAKS = ("none", "to all states", "to some states")
@@ -72,6 +76,32 @@ def test_a_sequence_alone_has_its_bits_on_any_graph(leak, fsa, seed, scale):
     scores = scale * np.random.default_rng(seed).normal(size=(2, FRAMES, 3))
     scores[1, 2, 0] = -math.inf
     assert_alone_as_in_a_batch(fsa, leak, scores.astype(np.float32))
+
+
+@settings(max_examples=45)
+@given(
+    leak=st.sampled_from(LEAKS),
+    num_states=st.integers(25, 70),
+    seed=st.integers(0, 1000),
+    scale=st.sampled_from([1.0, 20.0, 150.0]),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_dense_graphs_of_their_own_have_the_sums_of_the_reference(leak, num_states, seed, scale, dtype):
+    """Where rows of a component read the same numbers, parallel arcs among them."""
+    pair = [compiled(uneven_graph(num_states, seed + n), leak, PDFS) for n in range(2)]
+    batch, leaky = TableBatch.pack([table for table, _ in pair]), pair[0][1]
+    rows = kernel_table(batch.table(0), np.dtype(np.float64), Form(1), leaky > 0.0, OwnGroups).arcs.many
+    assert rows.into.shared.any() and rows.back.shared.any()
+    scores = (scale * np.random.default_rng(seed).normal(size=(2, FRAMES, PDFS))).astype(dtype)
+    found, wanted = (
+        forward_backward(batch, scores, leaky_hmm_coefficient=leaky, backend=name)
+        for name in ("cpu", "reference")
+    )
+    single = dtype == "float32"
+    relative = tolerances.LOG_PROB_RELATIVE if single else tolerances.FLOAT64
+    assert np.allclose(found.log_prob, wanted.log_prob, rtol=relative, atol=tolerances.FLOAT64)
+    most = tolerances.OCCUPANCY if single else tolerances.FLOAT64
+    assert np.allclose(found.occupancy, wanted.occupancy, rtol=0, atol=most)
 
 
 @pytest.mark.parametrize("level", [-3.0, -200.0])

@@ -24,8 +24,8 @@ RESULTS = machine.ROOT / "benchmarks" / "results"
 MAKERS = {
     "denominator": tables.leaky_denominator, "long": tables.long_denominator,
     "exact": tables.exact_denominator, "numerators": tables.numerators, "ctc": tables.ctc,
-    "packing": tables.packing, "loss": tables.whole_loss, "memory": peak.memory, "growth": tables.growth,
-    "transducer": transducer.transducer, "peers": peers.beside_peers,
+    "packing": tables.packing, "loss": tables.whole_loss, "forgiving": tables.forgiving, "memory": peak.memory,
+    "growth": tables.growth, "transducer": transducer.transducer, "peers": peers.beside_peers,
 }  # fmt: skip
 
 

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
+from fsachain.graph.context import ContextTree
+from fsachain.graph.denominator import build_denominator
+from fsachain.graph.forgive import Forgiveness, Star
+from fsachain.graph.lexicon import Lexicon, lm_phones
+from fsachain.graph.numerator import build_numerator
+from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.graph.topology import Topology
+from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss
+from fsachain.loss.total import total_log_prob
 from fsachain.table import compile_table
 from tools.bench import calls, workloads, yardstick
+from tools.bench.graphs import DIGITS, drawn
 from tools.bench.timing import Call, Calls, Comparison, Name, Row, Table, take_turns
 from tools.bench.workloads import LEAK, Scores, Sizes, Work, Workloads, random_scores, work_of
 
@@ -160,6 +171,72 @@ def ctc(work: Workloads, sizes: Sizes) -> Table:
     least = work_of(batch, sizes.frames, sizes.labels)
     rows = compared(per_thread(made, sizes), per_thread(dict([peer]), sizes), sizes.seconds, least=least)
     return Table(f"CTC, B {batch.size}, log-softmax included", rows)
+
+
+# Targets and transcripts that may be wrong, beside plain ones.
+
+CTC_SHAPES = (200, 32, 30), (400, 500, 50)  # frames, classes, labels
+ORDERS = (
+    (2, 0, 2),
+    (4, 1000, 3),
+)  # n-grams of phones: order, states more than those of order - 1, least order that is whole
+SENTENCES, WORDS, FEW, MANY = (
+    2500,
+    7,
+    16,
+    90,
+)  # of digits: texts, their longest; sequences and frames that are timed
+
+
+def forgiving(work: Workloads, sizes: Sizes) -> Table:
+    """CTC from logits, and numerators of digit strings with their denominator's phone model; each beside the plain one."""
+    rows = []
+    for frames, classes, labels in CTC_SHAPES:
+        scores = torch.from_numpy(random_scores(FEW, frames, classes)).transpose(0, 1).requires_grad_()
+        targets = torch.from_numpy(np.random.default_rng(4).integers(1, classes, (FEW, labels)))
+        given = scores, targets, [frames] * FEW, [labels] * FEW
+        rows += _beside_the_plain(
+            f"ctc_loss, T {frames}, C {classes}",
+            {
+                name: calls.with_gradient(partial(ctc_loss, *given, inputs="logits", forgive=ways), scores)
+                for name, ways in _ways("mean").items()
+            },
+            sizes,
+        )
+    path = workloads.SHARED / "data" / "digits" / "lang" / "lexicon.txt"
+    lexicon = Lexicon.read(path) if path.is_file() else Lexicon.characters([DIGITS])
+    texts, tree = drawn(DIGITS[1:], SENTENCES, WORDS), ContextTree.monophone(lexicon.phones, Topology.chain())
+    leaf = torch.from_numpy(random_scores(FEW, MANY, tree.num_pdfs)).requires_grad_()
+    for order, more, whole in ORDERS:
+        phones = estimate_phone_lm(lm_phones(texts, lexicon, seed=1), order, more, whole)
+        graph = DenominatorGraph(build_denominator(phones, tree), tree.num_pdfs).normalization_fsa()
+        jobs = {}
+        for name, ways in _ways("sum").items():
+            made = (
+                build_numerator(text, lexicon, tree, normalization=graph, forgive=ways)
+                for text in texts[:FEW]
+            )
+            tables = [compile_table(one.fsa, tree.num_pdfs) for one in made]
+            arcs = sum(table.num_arcs for table in tables) // FEW
+            loss = partial(total_log_prob, TableBatch.pack(tables), leaf)
+            jobs[f"{name}, {arcs} arcs"] = calls.with_gradient(loss, leaf)
+        rows += _beside_the_plain(f"numerators, {order}-gram", jobs, sizes)
+    return Table(f"what may be wrong, B {FEW}", rows)
+
+
+def _ways(star: Star) -> dict[str, Forgiveness | None]:
+    return {
+        "plain": None,
+        "insertion": Forgiveness(insertion=5.0, star=star),
+        "substitution": Forgiveness(5.0, star=star),
+        "all three": Forgiveness(5.0, 5.0, 5.0, star),
+    }
+
+
+def _beside_the_plain(name: str, jobs: dict[str, Call], sizes: Sizes) -> list[Row]:
+    """The first is the plain one."""
+    plain, *others = ((f"{name}, {job}", call) for job, call in jobs.items())
+    return compared(per_thread(dict([plain, *others]), sizes), {("plain", 1): plain[1]}, sizes.seconds)
 
 
 # How time grows with frames, arcs and sequences: a slope of 1 on logarithmic axes is linear.

@@ -157,108 +157,104 @@ def width(form: Any) -> Any:
     return lambda form: lanes
 
 
-def _element(context: Any, builder: Any, array: tuple[Any, Any], index: Any, step: int, plus: int) -> Any:
-    """The address of entry index x step + plus; array: type and value."""
-    place = builder.mul(index, ir.Constant(index.type, step))
-    place = builder.add(place, ir.Constant(index.type, plus))
-    return _address(context, builder, array, (types.intp, place), Lanes(array[0].dtype, 1))
-
-
-def _index(context: Any, builder: Any, indices: tuple[Any, Any], position: Any, lane: int) -> Any:
-    """Entry position + lane of an array of unsigned integers, as an intp."""
-    place = builder.add(position, ir.Constant(position.type, lane))
+def _row_at(
+    context: Any, builder: Any, array: tuple[Any, Any], indices: tuple[Any, Any], place: Any, entries: int
+) -> Any:
+    """The address of row indices[place] of `entries` numbers; array and indices: type and value."""
     address = _address(context, builder, indices, (types.intp, place), Lanes(indices[0].dtype, 1))
-    single = builder.extract_element(builder.load(address), ir.Constant(ir.IntType(32), 0))
-    return builder.zext(single, position.type)
+    index = builder.extract_element(builder.load(address), ir.Constant(ir.IntType(32), 0))
+    first = builder.mul(builder.zext(index, place.type), ir.Constant(place.type, entries))
+    return _address(context, builder, array, (types.intp, first), Lanes(array[0].dtype, entries))
 
 
-def _gathering(step: int, plus: int) -> Any:
+def _shuffled(builder: Any, x: Any, y: Any, picks: Any) -> Any:
+    picks = list(picks)
+    return builder.shuffle_vector(x, y, ir.Constant(ir.VectorType(ir.IntType(32), len(picks)), picks))
+
+
+def _gathering(entries: int) -> Any:
     @intrinsic
-    def gather_entries(typing: Any, form: Any, array: Any, indices: Any, position: Any) -> Any:
-        lanes = Lanes(array.dtype, form.width)
+    def gather_rows(typing: Any, form: Any, array: Any, indices: Any, position: Any) -> Any:
+        lanes, size = Lanes(array.dtype, entries * form.width), array.dtype.bitwidth // 8
 
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             first = context.cast(builder, arguments[3], position, types.intp)
-            value = ir.Constant(context.get_value_type(lanes), ir.Undefined)
-            for lane in range(lanes.width):
-                index = _index(context, builder, (indices, arguments[2]), first, lane)
-                address = _element(context, builder, (array, arguments[1]), index, step, plus)
-                entry = builder.extract_element(builder.load(address), ir.Constant(ir.IntType(32), 0))
-                value = builder.insert_element(value, entry, ir.Constant(ir.IntType(32), lane))
-            return value
+            given = (array, arguments[1]), (indices, arguments[2])
+            places = [builder.add(first, ir.Constant(first.type, lane)) for lane in range(form.width)]
+            parts = [
+                builder.load(_row_at(context, builder, *given, place, entries), align=size)
+                for place in places
+            ]
+            count = entries
+            while len(parts) > 1:
+                count *= 2
+                pairs = zip(parts[::2], parts[1::2], strict=True)
+                parts = [_shuffled(builder, *pair, range(count)) for pair in pairs]
+            return parts[0]
 
         return lanes(form, array, indices, position), code
 
-    return gather_entries
+    return gather_rows
 
 
-def _scattering(step: int, plus: int) -> Any:
+def _scattering(entries: int) -> Any:
     @intrinsic
-    def scatter_entries(typing: Any, array: Any, indices: Any, position: Any, value: Any) -> Any:
+    def scatter_rows(typing: Any, array: Any, indices: Any, position: Any, value: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             first = context.cast(builder, arguments[2], position, types.intp)
-            single = ir.VectorType(context.get_value_type(value.dtype), 1)
-            for lane in range(value.width):
-                index = _index(context, builder, (indices, arguments[1]), first, lane)
-                address = _element(context, builder, (array, arguments[0]), index, step, plus)
-                entry = builder.extract_element(arguments[3], ir.Constant(ir.IntType(32), lane))
-                nothing = ir.Constant(single, ir.Undefined)
-                builder.store(builder.insert_element(nothing, entry, ir.Constant(ir.IntType(32), 0)), address)
+            for lane in range(value.width // entries):
+                place = builder.add(first, ir.Constant(first.type, lane))
+                given = (array, arguments[0]), (indices, arguments[1])
+                row = _shuffled(
+                    builder, arguments[3], arguments[3], range(lane * entries, (lane + 1) * entries)
+                )
+                address = _row_at(context, builder, *given, place, entries)
+                builder.store(row, address, align=value.dtype.bitwidth // 8)
             return context.get_dummy_value()
 
         return types.void(array, indices, position, value), code
 
-    return scatter_entries
+    return scatter_rows
 
 
 def _every_second(plus: int) -> Any:
     @intrinsic
-    def load_every_second(typing: Any, form: Any, array: Any, position: Any) -> Any:
-        lanes = Lanes(array.dtype, form.width)
-
+    def pick_every_second(typing: Any, x: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            both = Lanes(array.dtype, 2 * lanes.width)
-            address = _address(context, builder, (array, arguments[1]), (position, arguments[2]), both)
-            rows = builder.load(address, align=array.dtype.bitwidth // 8)
-            picks = list(range(plus, both.width, 2))
-            return builder.shuffle_vector(
-                rows, rows, ir.Constant(ir.VectorType(ir.IntType(32), lanes.width), picks)
-            )
+            return _shuffled(builder, arguments[0], arguments[0], range(plus, x.width, 2))
 
-        return lanes(form, array, position), code
+        return Lanes(x.dtype, x.width // 2)(x), code
 
-    return load_every_second
+    return pick_every_second
 
 
 @intrinsic
-def _store_in_turn(typing: Any, array: Any, position: Any, x: Any, y: Any) -> Any:
+def _in_turn(typing: Any, x: Any, y: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        both = Lanes(array.dtype, 2 * x.width)
-        address = _address(context, builder, (array, arguments[0]), (position, arguments[1]), both)
-        picks = [lane + half for lane in range(x.width) for half in (0, x.width)]
-        mask = ir.Constant(ir.VectorType(ir.IntType(32), both.width), picks)
-        rows = builder.shuffle_vector(arguments[2], arguments[3], mask)
-        builder.store(rows, address, align=array.dtype.bitwidth // 8)
-        return context.get_dummy_value()
+        return _shuffled(
+            builder,
+            arguments[0],
+            arguments[1],
+            [lane + half for lane in range(x.width) for half in (0, x.width)],
+        )
 
-    return types.void(array, position, x, y), code
+    return Lanes(x.dtype, 2 * x.width)(x, y), code
 
 
-_gather, _gather_even, _gather_odd = _gathering(1, 0), _gathering(2, 0), _gathering(2, 1)
-_scatter, _scatter_even, _scatter_odd = _scattering(1, 0), _scattering(2, 0), _scattering(2, 1)
-_load_even, _load_odd = _every_second(0), _every_second(1)
+_gather, _gather_two, _scatter, _scatter_two = _gathering(1), _gathering(2), _scattering(1), _scattering(2)
+_even, _odd = _every_second(0), _every_second(1)
+
+
+@helper
+def _apart(x: Any) -> Any:
+    return _even(x), as_integers(_odd(x))
 
 
 @by_type
 def gather(form: Any, array: Any, indices: Any, position: Any) -> Any:
     """The numbers in the rows indices[position], indices[position + 1], ... of an array whose rows hold one each."""
-
-    def wide(form, array, indices, position):  # type: ignore[no-untyped-def]
-        mantissas = _gather_even(lanes_of(form), array, indices, position)
-        return mantissas, as_integers(_gather_odd(lanes_of(form), array, indices, position))
-
-    plain = _gather
-    return wide if kind_of(form) == "wide" else plain
+    wide = lambda form, array, indices, position: _apart(_gather_two(form, array, indices, position))  # noqa: E731
+    return wide if kind_of(form) == "wide" else (_gather)
 
 
 @by_type
@@ -266,8 +262,7 @@ def scatter(form: Any, array: Any, indices: Any, position: Any, x: Any) -> Any:
     """The reverse."""
 
     def wide(form, array, indices, position, x):  # type: ignore[no-untyped-def]
-        _scatter_even(array, indices, position, x[0])
-        _scatter_odd(array, indices, position, as_floats(x[0], x[1]))
+        _scatter_two(array, indices, position, _in_turn(x[0], as_floats(x[0], x[1])))
 
     plain = lambda form, array, indices, position, x: _scatter(array, indices, position, x)  # noqa: E731
     return wide if kind_of(form) == "wide" else plain
@@ -276,12 +271,8 @@ def scatter(form: Any, array: Any, indices: Any, position: Any, x: Any) -> Any:
 @by_type
 def read_from(form: Any, array: Any, row: Any) -> Any:
     """The numbers in as many rows as there are lanes, from `row` on."""
-
-    def wide(form, array, row):  # type: ignore[no-untyped-def]
-        return _load_even(lanes_of(form), array, 2 * row), as_integers(
-            _load_odd(lanes_of(form), array, 2 * row)
-        )
-
+    both = Form(2 * form.width)
+    wide = lambda form, array, row: _apart(load_from(both, array, 2 * row))  # noqa: E731
     return wide if kind_of(form) == "wide" else (load_from)
 
 
@@ -290,7 +281,7 @@ def write_from(form: Any, array: Any, row: Any, x: Any) -> Any:
     """The reverse."""
 
     def wide(form, array, row, x):  # type: ignore[no-untyped-def]
-        _store_in_turn(array, 2 * row, x[0], as_floats(x[0], x[1]))
+        store_to(array, 2 * row, _in_turn(x[0], as_floats(x[0], x[1])))
 
     return wide if kind_of(form) == "wide" else (lambda form, array, row, x: store_to(array, row, x))
 
@@ -330,13 +321,31 @@ def everywhere(form: Any, array: Any, row: Any) -> Any:
 
 
 @helper
-def _sum(form: Any, rows: Any, source: Any, e: Any, length: Any) -> Any:
-    """The sum of `length` terms that begin at e, of weight x source."""
-    total = zero(form, source)
-    for _ in range(length):
+def _add_shared(form: Any, rows: Any, source: Any, e: Any, total: Any) -> Any:
+    """One more term, the same number in all lanes times a weight."""
+    return multiply_add(weights_from(form, rows.weight, e), everywhere(form, source, rows.source[e]), total)
+
+
+@helper
+def _sum(form: Any, rows: Any, source: Any, g: int, e: Any) -> Any:
+    """The sums of group g, whose terms, of weight x source, begin at e; and where they end."""
+    total, step = zero(form, source), width(form)
+    if rows.shared[g] > 3:
+        b, c, d = total, total, total  # four at once: none waits for the one before
+        for _ in range(rows.shared[g] // 4):
+            total = _add_shared(form, rows, source, e, total)
+            b = _add_shared(form, rows, source, e + step, b)
+            c = _add_shared(form, rows, source, e + step + step, c)
+            d = _add_shared(form, rows, source, e + step + step + step, d)
+            e += step + step + step + step
+        total = add(add(total, b), add(c, d))
+    for _ in range(rows.shared[g] % 4):
+        total = _add_shared(form, rows, source, e, total)
+        e += step
+    for _ in range(rows.lengths[g]):
         total = multiply_add(weights_from(form, rows.weight, e), gather(form, source, rows.source, e), total)
-        e += width(form)
-    return total
+        e += step
+    return total, e
 
 
 @helper
@@ -345,11 +354,10 @@ def _sum_pairs(form: Any, sums: Any, before: Any, leak: Any, now: Any) -> None:
     rows, e, row = sums.into, np.uint64(0), np.uint64(0)
     leaks, leaked = len(sums.leak.mantissas) > 0, everywhere(form, before, leak)
     for g in range(len(rows.lengths)):
-        pair = _sum(form, rows, before, e, rows.lengths[g])
+        pair, e = _sum(form, rows, before, g, e)
         if leaks:
             pair = multiply_add(weights_from(form, sums.leak, row), leaked, pair)
         write_from(form, now, rows.first + row, pair)
-        e += rows.lengths[g] * width(form)
         row += width(form)
 
 
@@ -457,9 +465,8 @@ def _sum_columns(form: Any, rows: Any, alpha_after: Any, after: Any, probs: Any,
 def _sum_back(form: Any, rows: Any, terms: Any, now: Any) -> None:
     e, row = np.uint64(0), np.uint64(0)
     for g in range(len(rows.lengths)):
-        beta = _sum(form, rows, terms, e, rows.lengths[g])
+        beta, e = _sum(form, rows, terms, g, e)
         scatter(form, now, rows.target, row, beta)
-        e += rows.lengths[g] * width(form)
         row += width(form)
 
 

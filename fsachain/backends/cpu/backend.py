@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fsachain.backends import LogProbs, Paths
 from fsachain.backends.cpu import log as cpu_log
-from fsachain.backends.cpu.frames import AccurateFrames, Frames, make_columns
+from fsachain.backends.cpu.frames import AccurateFrames, Frames, load_scores, make_columns
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Layout, OwnGroups
@@ -91,6 +91,25 @@ def _decide(form: Any, table: Any, frames: Any, record: Any, limit: Any, certain
     return wide if kind_of(form) == "wide" else plain
 
 
+SPREAD = 128.0  # nats between the scores of a frame; beyond it most sequences need wide numbers
+
+
+@by_type
+def _is_vain(form: Any, table: Any, frames: Any, count: Any, work: Any) -> Any:
+    """Whether plain numbers are not worth trying, by four frames: for a list of arcs wide ones take hardly longer."""
+
+    def look(form, table, frames, count, work):  # type: ignore[no-untyped-def]
+        is_vain = count > 0
+        for part in range(4):
+            if is_vain:
+                load_scores(form, frames, part * count // 4, work)
+                is_vain = work.extremes[0, 0] - work.extremes[1, 0] > SPREAD
+        return is_vain
+
+    is_list = kind_of(form) == "plain" and table["arcs"].instance_class is ArcList
+    return look if is_list else lambda form, table, frames, count, work: False
+
+
 @helper
 def _copy(source: Any, target: Any) -> None:
     for i in range(source.shape[0]):
@@ -130,6 +149,9 @@ def _run_segments(
     count, starts, wanted = 0, len(memory.checkpoints), False
     for g in range(len(frames.lengths)):
         count = max(count, frames.lengths[g])
+    if not confirmed and _is_vain(form, table, frames, count, work):
+        found[:], certain[:] = -np.inf, False
+        return
     if not confirmed:
         for index in range(max(starts, 1)):
             if index > 0:
@@ -173,6 +195,7 @@ SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 LANES = {SINGLE: 16, DOUBLE: 8}  # one AVX-512 register; narrower ones take two or four
 ALONE = 2  # so many sequences on a shared graph take less time one after the other than side by side
 DENSE = 8  # arcs for each pdf, half of it for each state: with more they are summed by pdf where a graph is not shared, too
+LARGE = 2000  # arcs; what a list keeps for each arc and frame then leaves the caches
 # Equation (13): a plain product below these may have lost digits, or everything, and what was lost may matter.
 SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
 
@@ -370,6 +393,7 @@ def _group_job(
         # A list reads a score for each arc, and adds one after the other: right where few arcs have a pdf or a state in
         # common, and an addition is one instruction.
         dense = table.num_arcs > max(DENSE * len(table.active_pdfs), DENSE // 2 * table.num_states)
+        dense |= table.num_arcs > max(LARGE, 3 * table.num_states)
         layout: type[Layout]
         if kind == "expected":
             layout = ArcRows if batch.is_shared or dense else ArcList

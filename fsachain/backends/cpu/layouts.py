@@ -42,12 +42,14 @@ class ArcRows(NamedTuple):
 class Rows(NamedTuple):
     """Rows of terms in groups of W, the rows of a group side by side.
 
-    Group g has lengths[g] terms for each of its rows, those that have fewer being filled up with terms that are zero, and
-    the sum of lane w goes to target[g W + w]. The terms of all arrays stand in the same order: group after group, term
-    after term, lane after lane. first: where the results, or what is kept of the terms, begin among those of all widths.
-    A term is a number at `source` times a weight, or times the number at `other`.
+    Group g has shared[g] + lengths[g] terms for each of its rows, those that have fewer being filled up with terms that are
+    zero, and the sum of lane w goes to target[g W + w]. Of a shared term all lanes have one source. The terms of all arrays
+    stand in the same order: group after group, term after term, lane after lane. first: where the results, or what is kept
+    of the terms, begin among those of all widths. A term is a number at `source` times a weight, or times the number at
+    `other`.
     """
 
+    shared: Index
     lengths: Index
     target: Index
     first: np.uint64

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
 
 from fsachain.backends.cpu.arcs import SIDES
 from fsachain.backends.cpu.frames import ALONG
@@ -22,20 +24,38 @@ from fsachain.table import TransitionTable
 Positions = npt.NDArray[np.int64]
 
 WASTE = 2  # rows go side by side where filling them up makes no more than this many terms of each
+LONG = 6  # terms of a row that is put beside those of its component, which read what it reads
+SHARED = 2  # rows that read a number which is loaded for all lanes at once
 
 
 class _Order(NamedTuple):
-    """Rows in groups of W. rows [G, W]; lengths [G]; terms: where each term was before, -1 where a row has no more."""
+    """Rows in groups of W. rows [G, W]; shared and lengths [G]: see `layouts.Rows`.
+
+    terms: where each term was before, -1 where a row has no more; reads: the same, of a shared term that of some row.
+    """
 
     rows: Positions
+    shared: Positions
     lengths: Positions
     terms: Positions
+    reads: Positions
 
 
-def _split(counts: Positions, side: int) -> tuple[Positions, Positions]:
+class _Sources(NamedTuple):
+    """What rows read of a graph that one sequence has for itself: of each term, and of each row the component [R]."""
+
+    terms: Positions
+    components: Positions
+
+
+def _split(counts: Positions, side: int, sources: _Sources | None) -> tuple[Positions, Positions]:
     """Rows [G, side] side by side, the last of them repeated where there are too few, and rows [N, 1] for themselves."""
     order = np.argsort(-counts, kind="stable")
     groups, singles, n = [np.empty((0, side), np.int64)], [np.empty((0, 1), np.int64)], 0
+    if sources is not None:
+        n = int(np.searchsorted(-counts[order], 1 - LONG))
+        alike = order[np.argsort(sources.components[order[:n]], kind="stable")]
+        groups.append(np.pad(alike, (0, -n % side), "edge").reshape(-1, side))
     while n < len(order):
         rows = np.pad(order[n:], (0, -(len(order) - n) % side), "edge").reshape(-1, side)
         sums = np.add.reduceat(counts[order[n:]], np.arange(0, len(order) - n, side))
@@ -49,25 +69,66 @@ def _split(counts: Positions, side: int) -> tuple[Positions, Positions]:
     return np.concatenate(groups), np.concatenate(singles)
 
 
+def _rank(groups: Positions) -> Positions:
+    """Of each entry, how many before it have the same value."""
+    order = np.argsort(groups, kind="stable")
+    ordered = groups[order]
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
+    return rank
+
+
 def _in_order(starts: Positions, counts: Positions, rows: Positions) -> _Order:
     """The terms from starts[n] on, counts[n] of them, of each row n of `rows`."""
     lengths = counts[rows].max(axis=1, initial=0)
     group = np.repeat(np.arange(len(rows)), lengths)
     along = np.arange(len(group)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     own = rows[group]
-    terms = np.where(along[:, None] < counts[own], starts[own] + along[:, None], -1)
-    return _Order(rows, lengths, terms.ravel())
+    terms = np.where(along[:, None] < counts[own], starts[own] + along[:, None], -1).ravel()
+    return _Order(rows, 0 * lengths, lengths, terms, terms)
 
 
-def _in_groups(starts: Positions, counts: Positions, side: int) -> tuple[_Order, _Order]:
+def _sharing(order: _Order, sources: Positions) -> _Order:
+    """The same with shared terms where at least SHARED rows of a group read a source."""
+    count, side = order.rows.shape
+    group = np.repeat(np.arange(count), order.lengths * side)
+    lane = group * side + np.arange(len(group)) % side
+    real = order.terms >= 0
+    group, lane, term = group[real], lane[real], order.terms[real]
+    most = int(sources.max(initial=0)) + 1
+    known, which = np.unique(group * most + sources[term], return_inverse=True)
+    once = np.zeros(len(term), np.bool_)  # of parallel arcs
+    once[np.unique(lane * len(known) + which, return_index=True)[1]] = True
+    common = np.bincount(which[once], minlength=len(known)) >= SHARED
+    shared = np.bincount(known[common] // most, minlength=count)
+    number = np.zeros(len(known), np.int64)
+    number[common] = _rank(known[common] // most)
+    is_shared = common[which] & once
+    step = np.where(is_shared, number[which], 0)
+    step[~is_shared] = shared[group[~is_shared]] + _rank(lane[~is_shared])
+    steps = shared.copy()
+    np.maximum.at(steps, group, step + 1)
+    place = (np.cumsum(steps) - steps)[group] + step
+    terms = np.full((int(steps.sum()), side), -1)
+    terms[place, lane % side] = term
+    reads = terms.copy()
+    reads[place[is_shared]] = term[is_shared, None]
+    return _Order(order.rows, shared, steps - shared, terms.ravel(), reads.ravel())
+
+
+def _in_groups(
+    starts: Positions, counts: Positions, side: int, sources: _Sources | None = None
+) -> tuple[_Order, _Order]:
     """All rows, in both widths."""
-    many, single = (_in_order(starts, counts, rows) for rows in _split(counts, side))
-    return many, single
+    if sources is not None and counts.max(initial=0) < LONG:
+        sources = None
+    many, single = (_in_order(starts, counts, rows) for rows in _split(counts, side, sources))
+    return many if sources is None else _sharing(many, sources.terms), single
 
 
-def _by_offsets(offsets: Index, side: int) -> tuple[_Order, _Order]:
+def _by_offsets(offsets: Index, side: int, sources: _Sources | None = None) -> tuple[_Order, _Order]:
     starts = offsets.astype(np.int64)
-    return _in_groups(starts[:-1], np.diff(starts), side)
+    return _in_groups(starts[:-1], np.diff(starts), side, sources)
 
 
 def _places(positions: Sequence[Positions], count: int) -> Positions:
@@ -99,6 +160,7 @@ def _rows(
     order: _Order, first: int, source: npt.NDArray[Any], other: npt.NDArray[Any], weight: Weights
 ) -> Rows:
     return Rows(
+        shared=order.shared.astype(np.uint32),
         lengths=order.lengths.astype(np.uint32),
         target=_aligned(order.rows.ravel().astype(np.uint32)),
         first=np.uint64(first),
@@ -137,10 +199,10 @@ def _sums(pairs: _Pairs, orders: tuple[_Order, ...], first: tuple[int, int]) -> 
         _aligned(_pick(pairs.is_only.astype(zero.mantissas.dtype), columns.terms, 0)),
     )
     sources = (
-        _pick(rows.arc_src, into.terms, 0),
+        _pick(rows.arc_src, into.reads, 0),
         _pick(pairs.kept_row, states.terms, pairs.nothing),
         _pick(pairs.row, columns.terms, pairs.nothing),
-        _pick(pairs.place[rows.src_pair], back.terms, 0),
+        _pick(pairs.place[rows.src_pair], back.reads, 0),
     )
     columns_of, states_of = _pick(rows.pair_column, states.terms, 0), _pick(rows.column_dst, columns.terms, 0)
     none = Weights(zero.mantissas[:0], zero.exponents[:0])
@@ -153,15 +215,28 @@ def _sums(pairs: _Pairs, orders: tuple[_Order, ...], first: tuple[int, int]) -> 
     )
 
 
-def arc_groups(rows: ArcRows, zero: Weights) -> ArcGroups:
-    """The arcs of `rows`, of which the last into a pair is the leak's if it leaves no state; zero: the weight 0."""
+def arc_groups(rows: ArcRows, zero: Weights, is_own: bool) -> ArcGroups:
+    """The arcs of `rows`, of which the last into a pair is the leak's if it leaves no state; zero: the weight 0.
+
+    Where a sequence has the graph for itself terms may be summed in any order.
+    """
     num_states, side = len(rows.src_arcs) - 1, SIDES[zero.mantissas.itemsize]
     starts, ends = rows.pair_arcs[:-1].astype(np.int64), rows.pair_arcs[1:].astype(np.int64)
     leaks = rows.arc_src[ends - 1] == num_states
-    into = _in_groups(starts, ends - starts - leaks, side)
-    states, columns, back = (
-        _by_offsets(x, side) for x in (rows.state_pairs, rows.column_pairs, rows.src_arcs)
-    )
+    from_states = from_pairs = None
+    if is_own:
+        pair_dst = np.repeat(np.arange(num_states), np.diff(rows.state_pairs))
+        arc_dst = np.repeat(pair_dst, ends - starts)
+        links = rows.arc_src < num_states
+        edges = np.ones(int(links.sum())), (rows.arc_src[links], arc_dst[links])
+        component = connected_components(
+            sparse.csr_array(edges, shape=(num_states, num_states)), connection="strong"
+        )[1].astype(np.int64)
+        from_states = _Sources(rows.arc_src.astype(np.int64), component[pair_dst])
+        from_pairs = _Sources(rows.src_pair.astype(np.int64), component)
+    into = _in_groups(starts, ends - starts - leaks, side, from_states)
+    states, columns = (_by_offsets(x, side) for x in (rows.state_pairs, rows.column_pairs))
+    back = _by_offsets(rows.src_arcs, side, from_pairs)
     nothing = num_states + 1
     kept = -(-(nothing + 1) // side) * side
     kept_row = kept + _places([order.rows.ravel() for order in into], len(starts))
@@ -229,7 +304,7 @@ def kernel_table(
     else:
         rows, columns = _arc_rows(table, arcs, dtype, form), np.arange(len(table.active_pdfs))
         if layout is not ArcRows:
-            groups = arc_groups(rows, weights(form, np.array([-np.inf]), dtype))
+            groups = arc_groups(rows, weights(form, np.array([-np.inf]), dtype), layout is OwnGroups)
             rows = OwnGroups(*groups) if layout is OwnGroups else groups
     active = table.active_pdfs[columns].astype(np.uint32)
     return _make(table, rows, active, arcs_scale, dtype, form, leaks)
@@ -313,11 +388,7 @@ def _filled_up(both: Weights) -> Weights:
 
 def _by_pdf_and_rank(arcs: _Arcs) -> npt.NDArray[np.int64]:
     """By pdf; then the first arc into every state, the second of each, and so on."""
-    order = np.argsort(arcs.dst, kind="stable")
-    ordered = arcs.dst[order]
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order)) - np.searchsorted(ordered, ordered)
-    return np.lexsort((rank, arcs.column))
+    return np.lexsort((_rank(arcs.dst), arcs.column))
 
 
 def _arc_rows(table: TransitionTable, arcs: _Arcs, dtype: np.dtype[Any], form: Form) -> ArcRows:
