@@ -110,7 +110,7 @@ class CtcLosses(NamedTuple):
 def _ctc(call: CtcCall) -> CtcLosses:
     scores = call.scores
     if is_on_device(scores, call.backend):
-        return _on_device(call)
+        return _forgiving(call) if call.penalties else _on_device(call)
     problem, rows, is_logits = call.problem(call.targets), _rows(scores), call.inputs == "logits"
     gradient = _gradient_of(scores, call.with_gradient)
     module, out = ctc_backend(call.backend, scores), gradient.reshape(-1)
@@ -192,7 +192,7 @@ ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
 
 
 def _forgiving(call: CtcCall) -> CtcLosses:
-    """On a device."""
+    """On a device, where such targets have graphs of their own."""
     scores, with_gradient, problem = call.scores, call.with_gradient, call.problem(call.targets)
     check_labels(problem)
     wide = scores.detach() if scores.element_size() >= 4 else scores.detach().float()
