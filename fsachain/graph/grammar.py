@@ -36,12 +36,18 @@ __all__ = ["estimate_arpa", "grammar_from_arpa", "word_loop"]
 # Word n-grams of a training text, in ARPA format: interpolated modified Kneser-Ney smoothing.
 #
 # Equations (after Chen and Goodman, Computer Speech and Language 13, 1999). h is a history, h' the same
-# without its oldest word, c(h, w) a count, c(h) its sum over w, V the number of words that can be predicted:
+# without its oldest word, c(h, w) a count, c(h) its sum over w, V the number of words that can be predicted, U of them
+# not in the text:
 #
-#     (1)  P(w | h)  = (c(h, w) - D(c(h, w))) / c(h) + lambda(h) P(w | h')            below the unigrams: 1 / V
+#     (1)  P(w | h)  = (c(h, w) - D(c(h, w))) / c(h) + lambda(h) P(w | h')            for unigrams (4) in place of P(w | h')
 #     (2)  lambda(h) = sum over w seen after h of D(c(h, w)) / c(h)                   the back-off weight of h
 #     (3)  D(k)      = k - (k + 1) Y n(k + 1) / n(k) for k = 1, 2, 3 (3 for more),    Y = n(1) / (n(1) + 2 n(2)),
 #          D(0)      = 0
+#     (4)  lambda() P(w | nothing) = min(lambda() / U, 1 / V) for words not in the text, the rest evenly for the others
+#
+# What the discount of unigrams sets aside is the text's estimate of how often a new word comes, and in a vocabulary
+# the new words are known: (4) gives it to them, where an even share for all V words would give most of it to words that
+# have been counted already. The bound is for a few stray entries of a lexicon: none is likelier than the mean word.
 #
 # n(k) is the number of n-grams of one order with count k. Counts of the highest order, and of n-grams that
 # begin with the sentence start, are how often the n-gram occurs; all others are how many different words
@@ -59,7 +65,7 @@ Followers = dict[Ngram, Counter[str]]
 def estimate_arpa(
     sentences: Iterable[Sequence[str]], order: int = 3, *, vocabulary: Iterable[str] = ()
 ) -> str:
-    """Estimate a word n-gram of a text by equations (1) to (3). Nothing is pruned.
+    """Estimate a word n-gram of a text by equations (1) to (4). Nothing is pruned.
 
     Args:
         sentences: words of each sentence; an empty sentence counts as start and end.
@@ -130,16 +136,23 @@ def _preceding(occurrences: list[Followers], length: int) -> Followers:
 def _smooth(
     counts: Followers, types: Iterable[str] | None, prob: dict[Ngram, float], backoff: dict[Ngram, float]
 ) -> None:
-    """Equations (1) and (2) for the n-grams of one length; `types` are the words of V, for unigrams only."""
+    """Equations (1), (2) and (4) for the n-grams of one length; `types` are the words of V, for unigrams only."""
     discount = discounts(Counter(count for words in counts.values() for count in words.values()))
     for history, words in counts.items():
         total = words.total()
         backoff[history] = sum(discount[min(count, 3)] for count in words.values()) / total
-        predicted = list(words) if types is None else list(types)
-        for word in predicted:
-            lower = prob[(*history[1:], word)] if history else 1 / len(predicted)
-            kept = words[word] - discount[min(words[word], 3)]
-            prob[(*history, word)] = kept / total + backoff[history] * lower
+        shared = {} if types is None else _shared(backoff[history], words, list(types))
+        for word in shared or words:
+            lower = shared[word] if shared else backoff[history] * prob[(*history[1:], word)]
+            prob[(*history, word)] = (words[word] - discount[min(words[word], 3)]) / total + lower
+
+
+def _shared(mass: float, seen: Counter[str], types: Sequence[str]) -> dict[str, float]:
+    """Equation (4): what each of `types` gets of `mass`, which the discount of unigrams set aside."""
+    num_new = sum(word not in seen for word in types)
+    of_new = min(mass / num_new, 1 / len(types)) if num_new else 0.0
+    of_seen = (mass - num_new * of_new) / (len(types) - num_new)
+    return {word: of_seen if word in seen else of_new for word in types}
 
 
 def _check_words(words: Sequence[str], where: str) -> None:
