@@ -17,17 +17,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fsachain.cli.record import record_run, recorded_stage
+from fsachain.cli.report import write_scalars
 from fsachain.errors import ConfigError, DataError
 from fsachain.report.collect import Layout, collect, read_stages
 from fsachain.report.contents import NOTHING, all_tables
 from fsachain.report.heard import add_times, choose
-from fsachain.report.page import ReportOptions, render, write_report
-from fsachain.report.tensorboard import write_scalars
+from fsachain.report.page import render, write_report
 from fsachain.train.log import JsonLinesLog, read_log
 from tests import report_inputs
 
-ONE_PICTURE = ReportOptions(num_pictured=1)
-NO_PICTURE = ReportOptions(num_pictured=0)
 DRAWN = "svg metadata defs style g path use clipPath rect pattern rdf cc dc image text tspan"
 SECTIONS = ("errors", "utterances", "training", "graphs", "data", "stages", "run")
 
@@ -55,7 +53,7 @@ def pages(tmp_path_factory):
     made = {}
     for given_names in (report_inputs.Names(), report_inputs.HOSTILE):
         exp = report_inputs.write_experiment(tmp_path_factory.mktemp("report") / "exp", given_names)
-        write_report(Layout.find(exp), exp / "report.html", ONE_PICTURE, report_inputs.look(given_names))
+        write_report(Layout.find(exp), exp / "report.html", report_inputs.look(given_names), num_pictured=1)
         made[given_names] = (exp / "report.html").read_text(encoding="utf-8")
     return made
 
@@ -230,12 +228,12 @@ def test_commands_of_a_data_directory_run_only_when_allowed(exp):
         json.dumps({"features": {"sample_rate": report_inputs.RATE}})
     )
     (exp / "stages.jsonl").unlink()
-    write_report(Layout.find(exp), exp / "report.html", NO_PICTURE)
+    write_report(Layout.find(exp), exp / "report.html", num_pictured=0)
     tree = parse((exp / "report.html").read_text())
     assert not marker.exists()
     assert len(list(tree.iter("audio"))) == 2
     assert "--allow-commands runs it" in words_of(element(tree, "section", id="utterances"))
-    write_report(Layout.find(exp), exp / "report.html", ReportOptions(num_pictured=0, allow_commands=True))
+    write_report(Layout.find(exp), exp / "report.html", num_pictured=0, allow_commands=True)
     assert marker.exists()
     assert len(list(parse((exp / "report.html").read_text()).iter("audio"))) == 3
 

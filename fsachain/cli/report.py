@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import gc
+import html
+import json
 import math
-from collections.abc import Sequence
+import shutil
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,16 +19,17 @@ from fsachain.cli.lang import load_lang
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, check_lang
 from fsachain.cli.options import DATA, FOLDER, OUT, PATH, command, commands_option, option
 from fsachain.data.kaldi_dir import DataDir, Utterance
-from fsachain.errors import counted
+from fsachain.errors import ConfigError, DataError, counted, require
 from fsachain.plot.occupancy import by_phone, trellises
 from fsachain.progress import counter
-from fsachain.report.collect import Layout
+from fsachain.report.collect import Layout, number, read_events
 from fsachain.report.heard import Seen
-from fsachain.report.page import ReportOptions, look_at_nothing, write_report
-from fsachain.report.tensorboard import write_scalars
+from fsachain.report.page import write_report
+from fsachain.train.config import flat
 
 REPORT = "report.html"
 NUMBER = click.IntRange(min=0)
+EVENT_FILE = "events.out.tfevents."  # begins the names of TensorBoard's files
 
 
 @command(exp=FOLDER, out={"type": OUT, "required": False})
@@ -43,42 +49,28 @@ def report(
     Out: OUT, by default EXP/report.html.
     Example: fsachain report . report.html
     """
-    options = ReportOptions(utterances, pictured, allow_commands)
-    click.echo(f"report -> {make_report(exp, out, base=base, test=test, options=options)}")
-
-
-@command(log=PATH, out=OUT)
-def tensorboard(log: Path, out: Path, follow: bool = option(bool, "Go on until the training ends.")) -> None:
-    """Write a training's log as TensorBoard scalars.
-
-    In: LOG, the train.jsonl that `fsachain train` writes, or its folder.
-    Out: folder OUT with event files, for `tensorboard --logdir OUT`. Those of an earlier call are replaced.
-    Example: fsachain tensorboard model scalars
-    """
-    count = write_scalars(log, out, wait_seconds=5.0 if follow else None)
-    click.echo(f"{counted(count, 'epoch')} -> {out}")
+    shown = {"num_utterances": utterances, "num_pictured": pictured, "allow_commands": allow_commands}
+    click.echo(f"report -> {make_report(exp, out, base=base, test=test, **shown)}")
 
 
 def make_report(
-    exp: Path,
-    out: Path | None = None,
-    *,
-    base: Path | None = None,
-    test: Path | None = None,
-    options: ReportOptions | None = None,
+    exp: Path, out: Path | None = None, *, base: Path | None = None, test: Path | None = None, **shown: Any
 ) -> Path:
-    """Writes `out`, by default report.html in `exp`; `base` and `test` as for `Layout.find`."""
+    """Writes `out`, by default report.html in `exp`; `base` and `test` as for `Layout.find`, others for `write_report`."""
     layout = Layout.find(exp, base=base, test=test)
     target, model = out or exp / REPORT, layout.model / FINAL_MODEL
 
     def look(utterances: Sequence[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
         return occupancies(layout, AcousticModel.load(model), utterances)
 
-    gc.freeze()  # what the imports left is not gone through again and again: a fifth of the time
+    thresholds = gc.get_threshold()
+    gc.freeze()  # neither what the imports left nor a picture half made is gone through again and again: a fourth
+    gc.set_threshold(100_000, *thresholds[1:])
     try:
         with counter("report"):
-            write_report(layout, target, options, look if model.is_file() else look_at_nothing)
+            write_report(layout, target, look if model.is_file() else None, **shown)
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
     return target
 
@@ -109,3 +101,73 @@ def occupancies(
                 f"utterance {name!r}: has no path of its {counted(len(outputs[name]), 'output frame')}"
             )
     return seen, reasons
+
+
+@command(log=PATH, out=OUT)
+def tensorboard(log: Path, out: Path, follow: bool = option(bool, "Go on until the training ends.")) -> None:
+    """Write a training's log as TensorBoard scalars.
+
+    In: LOG, the train.jsonl that `fsachain train` writes, or its folder.
+    Out: folder OUT with event files, for `tensorboard --logdir OUT`. Those of an earlier call are replaced.
+    Example: fsachain tensorboard model scalars
+    """
+    count = write_scalars(log, out, wait_seconds=5.0 if follow else None)
+    click.echo(f"{counted(count, 'epoch')} -> {out}")
+
+
+def write_scalars(log: Path, out: Path, *, wait_seconds: float | None = None) -> int:
+    """Write the epochs of a training as TensorBoard event files, replacing those in `out`; returns the number of epochs.
+
+    Tags are `train/objf`, `dev/objf`, `learning_rate` and so on: every number of an epoch's event, by its place. The
+    horizontal axis is the step (batches that moved the parameters), the time that of the event. The options of the training
+    are a text, escaped. `log` is train.jsonl or its folder. With `wait_seconds` the log is polled until the training ends.
+    """
+    writers = require("tensorboardX", extra="tensorboard")
+    path = log / "train.jsonl" if log.is_dir() else log
+    if not path.is_file():
+        raise DataError(f"{path}: no such file; expected the train.jsonl of a training")
+    _clear(out)
+    epochs = 0
+    with writers.SummaryWriter(str(out), flush_secs=1) as writer:
+        for event in _events(path, wait_seconds):
+            at = number(event, "time") or 0.0
+            if event.get("event") == "start":
+                told = json.dumps(event.get("config"), indent=2, ensure_ascii=False)
+                writer.add_text("config", f"<pre>{html.escape(told)}</pre>", 0, walltime=at)
+            if event.get("event") != "epoch":
+                continue
+            step = int(number(event, "step") or 0)
+            for tag, value in _scalars(event):
+                writer.add_scalar(tag, value, step, walltime=at)
+            writer.flush()
+            epochs += 1
+    return epochs
+
+
+def _clear(out: Path) -> None:
+    """Empty the folder; one with other files is refused."""
+    if out.is_dir():
+        foreign = sorted(path.name for path in out.iterdir() if not path.name.startswith(EVENT_FILE))
+        if foreign:
+            raise ConfigError(f"{out}: holds {foreign[0]!r}; expected a folder of event files alone, or none")
+        shutil.rmtree(out)
+    out.mkdir(parents=True)
+
+
+def _events(path: Path, wait_seconds: float | None) -> Iterator[dict[str, Any]]:
+    """The events of the log; with `wait_seconds` also those to come, until the end of the training."""
+    seen = 0
+    while True:
+        events = read_events(path).events
+        yield from events[seen:]
+        seen = max(seen, len(events))
+        if wait_seconds is None or (events and events[-1].get("event") == "end"):
+            return
+        time.sleep(wait_seconds)
+
+
+def _scalars(event: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    for name, value in flat(event):
+        figure = number({name: value}, name)
+        if figure is not None and name not in ("time", "epoch", "step"):
+            yield name.replace(".", "/"), figure

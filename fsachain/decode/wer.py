@@ -56,6 +56,18 @@ class ErrorCounts:
             "wrong_utterances": self.num_wrong_utterances,
         }
 
+    @classmethod
+    def from_dict(cls, table: Any, where: str) -> ErrorCounts:
+        """What `to_dict` gave; `where` begins the message of a DataError."""
+        names = ("insertions", "deletions", "substitutions", "words", "utterances")
+        try:
+            counts = [table[name] for name in names] + [table.get("wrong_utterances", 0)]
+            return cls(*map(int, counts))
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+            raise DataError(
+                f"{where}: expected a table with the numbers {', '.join(names)}, {error!r} is wrong in it"
+            ) from error
+
     def __str__(self) -> str:
         return (
             f"WER {self.wer:.2f} % [ {self.errors} / {self.num_words}, {self.insertions} ins, "

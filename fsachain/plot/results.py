@@ -198,14 +198,11 @@ def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figur
 
 
 def _from_json(report: Mapping[str, Any]) -> tuple[list[_Bar], ErrorCounts]:
-    def counts(given: Mapping[str, Any]) -> ErrorCounts:
-        names = ("insertions", "deletions", "substitutions", "words", "utterances")
-        return ErrorCounts(*(int(given[name]) for name in names))
-
-    try:
-        return [(name, counts(given)) for name, given in report["speakers"].items()], counts(report["total"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"report: expected the object of a wer.json, {error!r} is wrong in it") from error
+    speakers = report.get("speakers")
+    if not isinstance(speakers, Mapping):
+        raise DataError(f"report: expected the object of a wer.json, its speakers are {speakers!r:.80}")
+    bars = [(name, ErrorCounts.from_dict(given, f"report, {name}")) for name, given in speakers.items()]
+    return bars, ErrorCounts.from_dict(report.get("total"), "report, total")
 
 
 def _by_length(report: WerReport) -> list[_Bar]:

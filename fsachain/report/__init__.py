@@ -5,5 +5,4 @@ contents     the tables of the page
 heard        the utterances that are shown: words, recordings, times, pictures
 media        figures and recordings as data URIs
 page         the HTML, from the templates in templates/
-tensorboard  the training log as TensorBoard scalars
 """

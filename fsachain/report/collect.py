@@ -321,13 +321,6 @@ class GraphSize(NamedTuple):
     facts: GraphFacts
 
 
-class Tuned(NamedTuple):
-    """The best point on the development set."""
-
-    wer: float | None
-    lm_weight: float | None
-
-
 @dataclass
 class Findings:
     """Contents of a report; None and empty for what is not there."""
@@ -342,7 +335,7 @@ class Findings:
     numerators: str = ""  # of the training set, in one line
     wer: WerReport | None = None
     total: ErrorCounts | None = None  # from wer.json where the decoding cannot be scored again
-    tuned: Tuned | None = None
+    tuned: dict[str, Any] | None = None  # the best point on the development set
     config: dict[str, Any] = field(default_factory=dict)  # by section
     curves: Picture | None = None
     error_picture: Picture | None = None
@@ -493,7 +486,7 @@ def _numerator_size(path: Path) -> str:
 def _read_scores(found: Findings) -> None:
     folder = found.layout.decoded
     if (folder / "tuning.json").exists():
-        found.tuned = found.attempt("errors", _read_tuned, folder / "tuning.json")
+        found.tuned = found.attempt("errors", _read_best, folder / "tuning.json")
     hypotheses, data = folder / "hyp.txt", found.data
     if not found.expect("errors", hypotheses, "`fsachain decode` writes it"):
         return
@@ -505,20 +498,14 @@ def _read_scores(found: Findings) -> None:
     if found.wer is not None:
         found.total = found.wer.total
     elif (folder / "wer.json").exists():
-        found.total = found.attempt("errors", _read_totals, folder / "wer.json")
+        path = folder / "wer.json"
+        found.total = found.attempt(
+            "errors", lambda: ErrorCounts.from_dict(read_table(path).get("total"), f"{path}, total")
+        )
 
 
-def _read_totals(path: Path) -> ErrorCounts:
-    total = read_table(path).get("total")
-    names = ("insertions", "deletions", "substitutions", "words", "utterances", "wrong_utterances")
-    counts = [whole(total, name) for name in names]
-    if None in counts:
-        raise DataError(f"{path}: expected a table 'total' with the numbers {', '.join(names)}")
-    return ErrorCounts(*(count for count in counts if count is not None))
-
-
-def _read_tuned(path: Path) -> Tuned:
+def _read_best(path: Path) -> dict[str, Any]:
     best = read_table(path).get("best")
     if not isinstance(best, dict):
         raise DataError(f"{path}: expected a table 'best'")
-    return Tuned(number(best, "wer"), number(best, "lm_weight"))
+    return best

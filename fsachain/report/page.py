@@ -10,17 +10,15 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fsachain.data.kaldi_dir import Utterance
-from fsachain.errors import check_range, require
+from fsachain.errors import require
 from fsachain.files import write_text
 from fsachain.report import contents as tables
 from fsachain.report.collect import Findings, Layout, collect, draw, number
-from fsachain.report.heard import Heard, Look, Seen, add_lattices, add_recordings, add_times, choose
+from fsachain.report.heard import Heard, Look, add_lattices, add_recordings, add_times, choose
 
 _TEMPLATES = ("page.html", "alignments.html", "parts.html", "style.css", "page.js")
 
@@ -114,8 +112,9 @@ def tiles(found: Findings) -> list[tuple[str, str, str]]:
         more = f"errors: {total.errors} in {total.num_words:,} words"
         shown.append(("WER, test", tables.per_cent(total.wer).text, more))
     if found.tuned is not None:
-        chosen = f"LM weight {found.tuned.lm_weight:g}" if found.tuned.lm_weight is not None else ""
-        shown.append(("WER, dev", tables.per_cent(found.tuned.wer).text, chosen))
+        weight, wer = number(found.tuned, "lm_weight"), number(found.tuned, "wer")
+        chosen = "" if weight is None else f"LM weight {weight:g}"
+        shown.append(("WER, dev", tables.per_cent(wer).text, chosen))
     if found.training is not None:
         training = found.training
         dev = training.final_dev_objf
@@ -132,47 +131,32 @@ def tiles(found: Findings) -> list[tuple[str, str, str]]:
     return shown
 
 
-@dataclass(frozen=True)
-class ReportOptions:
-    """How much of the utterances a report shows; its size is bounded by these.
-
-    Attributes:
-        num_utterances: of the worst and of the best, so many each, with their recordings.
-        num_pictured: of these so many each with a spectrogram and a lattice.
-        allow_commands: run the shell commands in wav.scp that make recordings.
-    """
-
-    num_utterances: int = 10
-    num_pictured: int = 3
-    allow_commands: bool = False
-
-    def __post_init__(self) -> None:
-        check_range(self, "[0, inf)", "num_utterances", "num_pictured")
-
-
-def look_at_nothing(utterances: Sequence[Utterance]) -> tuple[Mapping[str, Seen], Mapping[str, str]]:
-    """For experiments without a model: no utterance has a lattice."""
-    return {}, {}
-
-
 def write_report(
-    layout: Layout, out: Path, options: ReportOptions | None = None, look: Look = look_at_nothing
+    layout: Layout,
+    out: Path,
+    look: Look | None = None,
+    *,
+    num_utterances: int = 10,
+    num_pictured: int = 3,
+    allow_commands: bool = False,
 ) -> None:
     """Write the report of an experiment, finished or not, as one HTML file that makes no request.
 
     What is missing or damaged is said in its section. The file is written atomically. `look` gives the occupancies of
-    utterances by id, and for those that have none the reason.
+    utterances by id, and for those that have none the reason; without a model there is none. So many utterances of the worst
+    and of the best have their recordings, so many of these a spectrogram and a lattice. `allow_commands`: run the shell
+    commands in wav.scp that make recordings.
     """
-    chosen = options or ReportOptions()
     found = collect(layout)
     draw(found)
-    heard = choose(found, chosen.num_utterances)
+    heard = choose(found, num_utterances)
     every = [one for group in heard.values() for one in group]
-    pictured = {one.id for group in heard.values() for one in group[: chosen.num_pictured]}
+    pictured = {one.id for group in heard.values() for one in group[:num_pictured]}
     if every:
         add_times(found, every)
-        add_recordings(found, every, pictured, allow_commands=chosen.allow_commands)
-        add_lattices(found, every, pictured, look)
+        add_recordings(found, every, pictured, allow_commands=allow_commands)
+        if look is not None:
+            add_lattices(found, every, pictured, look)
     page = render(found, heard)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)

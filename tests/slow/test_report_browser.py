@@ -16,7 +16,7 @@ import pytest
 from playwright import sync_api as playwright
 
 from fsachain.report.collect import Layout
-from fsachain.report.page import ReportOptions, write_report
+from fsachain.report.page import write_report
 from tests import report_inputs, tolerances
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")
@@ -60,7 +60,7 @@ def reports(tmp_path_factory):
     for kind, names in (("plain", report_inputs.Names()), ("hostile", report_inputs.HOSTILE)):
         exp = report_inputs.write_experiment(tmp_path_factory.mktemp(kind) / "exp", names)
         made[kind] = exp / "report.html"
-        write_report(Layout.find(exp), made[kind], ReportOptions(num_pictured=1), report_inputs.look(names))
+        write_report(Layout.find(exp), made[kind], report_inputs.look(names), num_pictured=1)
     half = report_inputs.write_experiment(tmp_path_factory.mktemp("half") / "exp")
     shutil.rmtree(half / "decode")
     log = half / "model" / "train.jsonl"
