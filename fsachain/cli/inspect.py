@@ -97,7 +97,7 @@ def info(path: Path) -> None:
         try:
             text = str(algorithms.graph_facts(read_graph(path)))
         except GraphError:  # no acceptor over pdfs
-            text = str(algorithms.transducer_facts(graph))
+            text = algorithms.describe_transducer(graph)
     elif path.suffix == ".npz":
         text = _describe_chunks(path) if holds_chunks(path) else _describe_numerators(path)
     elif path.suffix == SAFETENSORS:

@@ -36,11 +36,7 @@ class SupervisedExample:
 
 
 def read_examples(
-    table: str | os.PathLike[str],
-    *,
-    input_name: str = "input",
-    output_name: str = "output",
-    time_offset: int | None = None,
+    table: str | os.PathLike[str], *, time_offset: int | None = None
 ) -> Iterator[SupervisedExample]:
     """The sequences of an archive of chain examples, end-to-end or made from alignments, merged or not, in order.
 
@@ -50,24 +46,22 @@ def read_examples(
     """
     for key, found in read_table(table, read_example):
         try:
-            yield from _split(key, found, input_name, output_name, time_offset)
+            yield from _split(key, found, time_offset)
         except DataError as error:
             raise DataError(f"{os.fspath(table)}: example {key!r}: {error}") from error
 
 
-def _split(
-    key: str, found: ChainExample, input_name: str, output_name: str, time_offset: int | None
-) -> Iterator[SupervisedExample]:
+def _split(key: str, found: ChainExample, time_offset: int | None) -> Iterator[SupervisedExample]:
     inputs = {part.name: part for part in found.inputs}
     outputs = {part.name: part for part in found.outputs}
-    for name, names in ((input_name, list(inputs)), (output_name, list(outputs))):
+    for name, names in (("input", list(inputs)), ("output", list(outputs))):
         if name not in names:
             raise DataError(f"has {', '.join(names)}; expected {name!r}")
-    part, output, ivector = inputs[input_name], outputs[output_name], inputs.get("ivector")
+    part, output, ivector = inputs["input"], outputs["output"], inputs.get("ivector")
     if len(output.indexes.t) > len(part.indexes.t):
         raise DataError(
-            f"output {output_name!r} has {len(output.indexes.t)} frames, input {input_name!r} {len(part.indexes.t)}; "
-            "expected at least as many"
+            f"output 'output' has {len(output.indexes.t)} frames, input 'input' {len(part.indexes.t)}; expected at least as "
+            "many"
         )
     fsas: Iterable[Fsa] = output.fsas
     if not output.end_to_end and output.num_sequences > 1:
@@ -76,7 +70,7 @@ def _split(
         places = _rows_of(part.indexes, n)
         times = part.indexes.t[places].astype(np.int64)
         if not len(times) or np.any(np.diff(times) != 1):
-            raise DataError(f"input {input_name!r}, sequence {n}: expected every time once, without gaps")
+            raise DataError(f"input 'input', sequence {n}: expected every time once, without gaps")
         first, subsampling, weights = _window(output, n, int(times[0]), int(times[-1]))
         first -= subsampling // 2 if time_offset is None else time_offset
         # Row `first` comes to a multiple of the subsampling.

@@ -266,48 +266,16 @@ def graph_facts(fsa: Fsa) -> GraphFacts:
     )
 
 
-@dataclass(frozen=True)
-class TransducerFacts:
-    """Facts about an FST that is no acceptor over pdfs, such as L.fst or HCLG.fst.
-
-    Numbers of labels are of distinct ones without epsilon (0); `num_epsilons` counts arcs without either label,
-    `num_input_epsilons` and `num_output_epsilons` arcs without the one, whatever the other.
-    """
-
-    num_states: int
-    num_arcs: int
-    num_finals: int
-    num_input_labels: int
-    num_output_labels: int
-    num_epsilons: int
-    num_input_epsilons: int
-    num_output_epsilons: int
-    num_self_loops: int
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"transducer: {counted(self.num_states, 'state')}, {self.num_finals} of them final, "
-                f"{counted(self.num_arcs, 'arc')}",
-                f"{self.num_input_labels} input labels, {self.num_output_labels} output labels",
-                f"{self.num_input_epsilons} arcs without input label, {self.num_output_epsilons} without output label, "
-                f"{self.num_epsilons} without both; {self.num_self_loops} self-loops",
-            ]
-        )
-
-
-def transducer_facts(fst: Transducer) -> TransducerFacts:
+def describe_transducer(fst: Transducer) -> str:
+    """Facts about an FST that is no acceptor over pdfs, such as L.fst or HCLG.fst, as text; label 0 is epsilon."""
     silent_in, silent_out = fst.ilabel == 0, fst.olabel == 0
-    return TransducerFacts(
-        num_states=fst.num_states,
-        num_arcs=len(fst.src),
-        num_finals=int(np.count_nonzero(fst.final_log_prob > -np.inf)),
-        num_input_labels=len(np.unique(fst.ilabel[~silent_in])),
-        num_output_labels=len(np.unique(fst.olabel[~silent_out])),
-        num_epsilons=int((silent_in & silent_out).sum()),
-        num_input_epsilons=int(silent_in.sum()),
-        num_output_epsilons=int(silent_out.sum()),
-        num_self_loops=int((fst.src == fst.dst).sum()),
+    finals, loops = np.count_nonzero(fst.final_log_prob > -np.inf), np.count_nonzero(fst.src == fst.dst)
+    labels = len(np.unique(fst.ilabel[~silent_in])), len(np.unique(fst.olabel[~silent_out]))
+    return (
+        f"transducer: {counted(fst.num_states, 'state')}, {finals} of them final, {counted(len(fst.src), 'arc')}\n"
+        f"{labels[0]} input labels, {labels[1]} output labels\n"
+        f"{silent_in.sum()} arcs without input label, {silent_out.sum()} without output label, "
+        f"{(silent_in & silent_out).sum()} without both; {loops} self-loops"
     )
 
 

@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -334,7 +334,7 @@ class Checkpoints:
                 "precision": [self.precision.factor, self.precision.good_steps],
                 "identity": self.identity.facts,
                 "bad_in_a_row": state.bad_in_a_row,
-                "sums": state.sums.to_dict(),
+                "sums": asdict(state.sums),
                 "epochs": state.epochs,
             }
             # Names of the first process have no rank: they are those of a training with one process.

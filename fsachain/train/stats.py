@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 EDITS = ("substituted", "inserted", "deleted")  # in a summary per word
@@ -101,10 +101,6 @@ class EpochSums:
             "skipped_batches": self.skipped_batches,
             **{name: getattr(self, name) / self.words for name in EDITS if self.words},
         }
-
-    def to_dict(self) -> dict[str, Any]:
-        """`EpochSums(**values)` restores them from a checkpoint."""
-        return asdict(self)
 
 
 SUMMED = tuple(itertools.takewhile(lambda name: name != "batches", EpochSums.__dataclass_fields__))
