@@ -241,28 +241,6 @@ def test_output_labels_stay_on_the_first_frame_of_their_phone():
     assert not expansion.graph.olabel[~first].any()
 
 
-def test_arcs_remember_phone_and_tag():
-    tree = ContextTree.biphone(PHONES, Topology.chain())
-    expansion = expand_arcs(LINEAR, tree, self_loop_scale=1.0, transition_scale=1.0, tags=[4, 5, 6])
-    phone_of = {4: 1, 5: 1, 6: 2}
-    assert [phone_of[tag] for tag in expansion.arc_tag] == expansion.arc_phone
-    assert len(expansion.arc_tag) == len(expansion.graph.src) == 6
-    for label, phone in zip(expansion.graph.ilabel, expansion.arc_phone, strict=True):
-        assert phone in tree.describe(int(label) - 1).phones
-
-
-def test_a_self_loop_in_the_phone_graph_stays_apart_from_that_of_the_phone():
-    """One phone of two frames and two phones of one frame are different paths of the one-pdf topology."""
-    tree = ContextTree.monophone(("A",), Topology.chain_one_pdf())
-    loop = transducer([(0, 0, 1, 0, math.log(0.5))], {0: math.log(0.5)}, 1)
-    expansion = expand_arcs(loop, tree, self_loop_scale=1.0, transition_scale=1.0)
-    one_long = math.log(0.5) * 2 + math.log(0.5) * 2
-    two_short = math.log(0.5) * 3 + math.log(0.5) * 2
-    assert spelled(expansion, (0, 0)) == pytest.approx(
-        log_add(one_long, two_short), abs=tolerances.ENUMERATION
-    )
-
-
 def test_a_phone_that_the_tree_does_not_know_is_named():
     with pytest.raises(GraphError, match=r"arc 1 .*phone 3.*\[1, 2\]"):
         expand_arcs(
@@ -310,7 +288,7 @@ class TestOpenFst:
             Transducer.from_openfst(pywrapfst.VectorFst("log"))
 
 
-@pytest.mark.parametrize("name", ["right biphone", "triphone", "quinphone", "tied triphone"])
+@pytest.mark.parametrize("name", ["biphone", "right biphone", "triphone", "quinphone", "tied triphone"])
 def test_acceptors_stay_free_of_epsilon_in_wide_trees(name):
     """What waits for its right phone is spent by the first arcs; arcs know their phone and tag all the same."""
     arcs = [(0, 1, 1, 1, -0.5), (1, 2, 2, 2, 0.0), (2, 2, 1, 1, -0.1), (1, 1, 1, 1, -0.25)]
