@@ -32,31 +32,26 @@ def pack(logits, frames=FRAMES, labels=LABELS):
     return torch.cat(pieces)
 
 
-def arc_scores(log_probs, targets, num_labels, rnnt_type="regular", delay_penalty=0.0, blank=BLANK):
-    """Blanks' and labels' scores [T, U + 1] and [T, U] of one sequence's log-probs [T, U + 1, V]."""
-    blanks = log_probs[:, : num_labels + 1, blank]
-    index = targets[:num_labels].view(1, -1, 1).expand(len(log_probs), num_labels, 1)
-    labels = log_probs[:, :num_labels].gather(2, index).squeeze(2)
-    times = torch.arange(len(log_probs), dtype=log_probs.dtype).view(-1, 1)
-    labels = labels + delay_penalty * (0.5 * (len(log_probs) - 1) - times)
-    return blanks, labels + blanks[:, 1:] if rnnt_type == "constrained" else labels
-
-
-def log_prob_by_loops(blanks, labels, rnnt_type="regular"):
-    """log Z over nodes (t, u), one by one, from scores of arcs."""
-    num_frames, num_labels = labels.shape
-    alpha = {(0, 0): torch.zeros((), dtype=blanks.dtype)}
-    step = 0 if rnnt_type == "regular" else 1
+def log_prob_by_loops(arcs, num_frames, num_labels):
+    """log Z over nodes (t, u), one by one. arcs: frames, labels, how many frames before the end they end at the latest, and
+    scores [T, U + 1] by the node that they leave."""
+    alpha = {(0, 0): torch.zeros((), dtype=torch.float64)}
     for t in range(num_frames + 1):
         for u in range(num_labels + 1):
-            into = []
-            if (t - 1, u) in alpha:
-                into.append(alpha[t - 1, u] + blanks[t - 1, u])
-            if (t - step, u - 1) in alpha and t - step < num_frames:
-                into.append(alpha[t - step, u - 1] + labels[t - step, u - 1])
+            into = [
+                alpha[t - frames, u - labels] + scores[t - frames, u - labels]
+                for frames, labels, gap, scores in arcs
+                if (t - frames, u - labels) in alpha and t <= num_frames - gap
+            ]
             if into:
                 alpha[t, u] = torch.logsumexp(torch.stack(into), 0)
-    return alpha.get((num_frames, num_labels), torch.tensor(-torch.inf, dtype=blanks.dtype))
+    return alpha.get((num_frames, num_labels), torch.tensor(-torch.inf, dtype=torch.float64))
+
+
+def label_scores(log_probs, targets, num_labels):
+    """[T, U] of one sequence's log-probs [T, U + 1, V]."""
+    index = targets[:num_labels].view(1, -1, 1).expand(len(log_probs), num_labels, 1)
+    return log_probs[:, :num_labels].gather(2, index).squeeze(2)
 
 
 def losses_by_loops(logits, targets, frames=FRAMES, labels=LABELS, rnnt_type="regular", delay_penalty=0.0):
@@ -64,6 +59,11 @@ def losses_by_loops(logits, targets, frames=FRAMES, labels=LABELS, rnnt_type="re
     losses = []
     for n, (num_frames, num_labels) in enumerate(zip(frames, labels, strict=True)):
         log_probs = logits[n, :num_frames].log_softmax(2)
-        scores = arc_scores(log_probs, targets[n], num_labels, rnnt_type, delay_penalty)
-        losses.append(-log_prob_by_loops(*scores, rnnt_type))
+        blank, label = log_probs[..., BLANK], label_scores(log_probs, targets[n], num_labels)
+        times = torch.arange(num_frames, dtype=log_probs.dtype).view(-1, 1)
+        label = label + delay_penalty * (0.5 * (num_frames - 1) - times)
+        if rnnt_type == "constrained":
+            label = label + blank[:, 1 : num_labels + 1]
+        of_label = (0, 1, 1, label) if rnnt_type == "regular" else (1, 1, 0, label)
+        losses.append(-log_prob_by_loops([(1, 0, 0, blank), of_label], num_frames, num_labels))
     return torch.stack(losses)

@@ -204,44 +204,6 @@ def test_a_certain_target_costs_exactly_nothing(inputs):
     assert ctc_loss(scores, target, [frames], [labels], reduction="sum", inputs=inputs) == 0.0
 
 
-def test_any_order_of_the_scores_in_memory_gives_the_same_bits():
-    batch = random_batch(10)
-    leaf = batch.leaf(torch.float32).detach()
-    arranged = [
-        leaf,
-        leaf.transpose(0, 1).contiguous().transpose(0, 1),
-        torch.empty(24, 5, 14)[..., ::2].copy_(leaf),
-    ]
-    results = []
-    for scores in arranged:
-        scores.requires_grad_()
-        loss = ctc_loss(scores, *batch.arguments(), inputs="logits")
-        loss.backward()
-        results.append((loss.item(), scores.grad.numpy()))
-    for loss, gradient in results[1:]:
-        assert loss == results[0][0]
-        np.testing.assert_array_equal(gradient, results[0][1])
-
-
-@pytest.mark.parametrize("inputs", ["logits", "log_probs"])
-def test_too_short_and_illegal_sequences_have_no_gradient_and_leave_the_others_alone(inputs):
-    batch = random_batch(11)
-    options = {"inputs": inputs, "unnormalized": "ignore"}
-    expected, expected_gradient = losses_and_gradient(batch, **options)
-    scores = batch.scores.copy()
-    scores[2, 1, batch.targets[1, 0]] = np.nan
-    lengths = [*batch.input_lengths[:2], batch.target_lengths[2] - 1, *batch.input_lengths[3:]]
-    broken = CtcBatch(scores, batch.targets, lengths, batch.target_lengths, batch.blank)
-    losses, gradient = losses_and_gradient(broken, **options)
-    assert np.isnan(losses[1])
-    assert losses[2] == np.inf
-    assert not gradient[:, 1:3].any()
-    for n in (0, 3, 4):
-        assert losses[n] == expected[n]
-        np.testing.assert_array_equal(gradient[:, n], expected_gradient[:, n])
-    assert losses_and_gradient(broken, zero_infinity=True, **options)[0][2] == 0.0
-
-
 def test_no_frames_spell_the_empty_target_and_nothing_else():
     scores = torch.zeros(4, 2, 3)
     losses = ctc_loss(scores, [[1], [1]], [0, 0], [0, 1], reduction="none", inputs="logits")

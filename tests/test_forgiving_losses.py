@@ -55,17 +55,6 @@ def test_a_loss_is_minus_log_z_of_a_graph_with_a_class_for_the_star(topology, st
         assert found.numpy() == pytest.approx(-wanted, abs=tolerances.FLOAT64)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_are_computed_in_float32(dtype):
-    halves = BATCH.leaf().detach().to(dtype).requires_grad_()
-    wide = halves.detach().float().requires_grad_()
-    losses, expected = (loss_of(scores, OPTIONS, inputs="logits") for scores in (halves, wide))
-    assert torch.equal(losses, expected)
-    losses.sum().backward()
-    expected.sum().backward()
-    assert torch.equal(halves.grad, wide.grad.to(dtype))
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"inputs": "logits"}, {"log_priors": torch.tensor([0.1, -0.3, 0.2, 0.0]), "inputs": "logits"}],
@@ -143,21 +132,6 @@ def test_kernels_give_what_the_reference_and_the_graphs_of_a_device_give(
         finite = np.isfinite(wanted)
         assert np.allclose(-log_prob[finite], wanted[finite], **close)
         assert np.allclose(derivative[:, finite], wanted_gradient[:, finite], rtol=0, atol=tolerances.FLOAT64)
-
-
-def test_padding_may_hold_anything_and_single_precision_is_near_double():
-    for inputs in ("log_probs", "logits"):
-        scores = BATCH.leaf().log_softmax(dim=2).detach()
-        wanted = loss_of(scores, OPTIONS, inputs=inputs)
-        single = scores.float()
-        for n, frames in enumerate(BATCH.input_lengths):
-            single[frames:, n] = math.nan
-        single.requires_grad_()
-        found = loss_of(single, OPTIONS, inputs=inputs)
-        found.sum().backward()
-        assert np.allclose(found.detach(), wanted, rtol=tolerances.LOG_PROB_RELATIVE)
-        for n, frames in enumerate(BATCH.input_lengths):
-            assert not single.grad[frames:, n].any() and single.grad[:frames, n].isfinite().all()
 
 
 def test_a_delay_penalty_is_refused():

@@ -137,19 +137,6 @@ def test_reductions_and_the_module_agree():
     assert "blank=4" in repr(RNNTLoss(4))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("inplace", [False, True])
-def test_halves_are_computed_in_float32(dtype, inplace):
-    logits = make_logits(2.0, dtype=dtype)
-    wide = logits.detach().float().requires_grad_()
-    losses, expected = run(logits, inplace=inplace), run(wide)
-    assert torch.equal(losses, expected)
-    losses.sum().backward()
-    expected.sum().backward()
-    assert logits.grad.dtype == dtype
-    assert torch.equal(logits.grad, wide.grad.to(dtype))
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_the_gradient_in_place_has_the_same_bits_and_the_logits_memory(packed):
     logits = make_logits(2.0, dtype=torch.float32, width=37)
@@ -163,34 +150,16 @@ def test_the_gradient_in_place_has_the_same_bits_and_the_logits_memory(packed):
         loss.backward()
 
 
-@pytest.mark.parametrize("kind", ["too many labels", "NaN", "+inf", "a node of -inf", "no frames"])
-def test_a_sequence_that_cannot_be_aligned_harms_no_other(kind):
-    logits, frames = make_logits(dtype=torch.float32).detach(), list(POSSIBLE)
-    if kind == "too many labels":
-        frames[1] = 4
-    elif kind == "no frames":
-        frames[1] = 0
-    elif kind == "a node of -inf":
-        logits[1, 3] = -torch.inf
-    else:
-        logits[1, 3, 2, 5] = torch.nan if kind == "NaN" else torch.inf
-    logits.requires_grad_()
-    options = {"rnnt_type": "modified"}
-    losses = run(logits, frames, **options)
-    clean = make_logits(dtype=torch.float32)
-    expected = run(clean, POSSIBLE, **options)
-    losses.mean().backward()
-    expected[[0, 2, 3]].sum().div(4).backward()
-    assert torch.equal(losses[[0, 2, 3]], expected[[0, 2, 3]])
-    assert torch.isnan(losses[1]) if kind in ("NaN", "+inf") else losses[1] == torch.inf
-    assert torch.equal(logits.grad, clean.grad)
-    total = rnnt_loss(
-        logits, make_targets(), frames, LABELS, BLANK, reduction="sum", zero_infinity=True, **options
-    )
-    if kind in ("NaN", "+inf"):
-        assert torch.isnan(total)  # an infinite loss is what counts as 0; a number that is none is not hidden
-    else:
-        close(total, expected[[0, 2, 3]].sum())
+def test_zero_infinity_counts_an_impossible_sequence_as_nothing_and_hides_no_nan():
+    logits, frames = (
+        make_logits(dtype=torch.float32).detach(),
+        [9, 4, 7, 4],
+    )  # for five labels of a frame each
+    options = {"rnnt_type": "modified", "reduction": "sum", "zero_infinity": True}
+    call = make_targets(), frames, LABELS, BLANK
+    close(rnnt_loss(logits, *call, **options), run(logits, rnnt_type="modified")[[0, 2, 3]].sum())
+    logits[1, 3, 2, 5] = torch.nan
+    assert torch.isnan(rnnt_loss(logits, *call, **options))
 
 
 def test_some_logits_of_minus_infinity_are_classes_that_cannot_be():

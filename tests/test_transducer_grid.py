@@ -99,22 +99,6 @@ def test_padding_changes_no_bit_and_gets_no_occupancy(topology, filler):
     np.testing.assert_array_equal(flat, exact)
 
 
-@given(st.data())
-def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(data):
-    arcs = TOPOLOGIES[data.draw(st.sampled_from(sorted(TOPOLOGIES)))]
-    frames = data.draw(st.lists(st.integers(0, 20), min_size=2, max_size=6))
-    labels = data.draw(st.lists(st.integers(0, 10), min_size=len(frames), max_size=len(frames)))
-    batch, values = make_grids(arcs, frames, labels)
-    together = values.copy()
-    log_z = grid_cpu.forward_backward(batch, together)
-    n = data.draw(st.integers(0, len(frames) - 1))
-    alone = values.copy()
-    single = GridBatch(batch.arcs, batch.sizes[n : n + 1], batch.boxes[n : n + 1])
-    assert grid_cpu.forward_backward(single, alone)[0] == log_z[n] or np.isneginf(log_z[n])
-    shape = (len(arcs), len(frames), -1)
-    np.testing.assert_array_equal(alone.reshape(shape)[:, n], together.reshape(shape)[:, n])
-
-
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_an_illegal_score_makes_its_sequence_nan_and_no_other(wrong, backend):

@@ -1,10 +1,8 @@
 """HAT, token-and-duration and multi-blank transducers against their published recursions as plain loops."""
 
-import math
-
 import pytest
 import torch
-from rnnt_inputs import BLANK, close, make_logits, make_targets
+from rnnt_inputs import BLANK, close, label_scores, log_prob_by_loops, make_logits, make_targets
 
 from fsachain import hat_lattice, hat_loss, multi_blank_loss, rnnt_loss, tdt_loss
 from fsachain.errors import ConfigError
@@ -14,51 +12,18 @@ BIG_BLANKS = {10: 2, 9: 4}
 DURATIONS = [0, 1, 2, 4]
 
 
-def log_sum(terms):
-    return torch.logsumexp(torch.stack(terms), 0) if terms else torch.tensor(-math.inf)
+def multi_blank_arcs(logits, targets, num_labels, sigma):
+    log_probs = logits.log_softmax(2) - sigma
+    blanks = [(frames, 0, 0, log_probs[..., index]) for index, frames in {BLANK: 1, **BIG_BLANKS}.items()]
+    return [*blanks, (0, 1, 1, label_scores(log_probs, targets, num_labels))]
 
 
-def multi_blank_by_loops(log_probs, targets, num_frames, num_labels):
-    """alpha(t, u) over t < T; at the end each blank may lead from T - d to T."""
-    blanks = {1: BLANK, **{frames: index for index, frames in BIG_BLANKS.items()}}
-    alpha = {}
-    for t in range(num_frames):
-        for u in range(num_labels + 1):
-            terms = [torch.zeros((), dtype=torch.float64)] if t == u == 0 else []
-            if u > 0:
-                terms.append(alpha[t, u - 1] + log_probs[t, u - 1, targets[u - 1]])
-            for frames, index in blanks.items():
-                if t >= frames:
-                    terms.append(alpha[t - frames, u] + log_probs[t - frames, u, index])
-            alpha[t, u] = log_sum(terms)
-    last = [
-        alpha[num_frames - frames, num_labels] + log_probs[num_frames - frames, num_labels, index]
-        for frames, index in blanks.items()
-        if num_frames >= frames
-    ]
-    return -log_sum(last)
-
-
-def tdt_by_loops(tokens, times, targets, num_frames, num_labels):
-    """The same with a duration for each label too; the end is reached by a blank."""
-    alpha = {}
-    for t in range(num_frames):
-        for u in range(num_labels + 1):
-            terms = [torch.zeros((), dtype=torch.float64)] if t == u == 0 else []
-            for index, frames in enumerate(DURATIONS):
-                if frames <= t and u > 0:
-                    source = t - frames, u - 1
-                    terms.append(alpha[source] + tokens[source][targets[u - 1]] + times[source][index])
-                if 0 < frames <= t:
-                    source = t - frames, u
-                    terms.append(alpha[source] + tokens[source][BLANK] + times[source][index])
-            alpha[t, u] = log_sum(terms)
-    last = []
-    for index, frames in enumerate(DURATIONS):
-        if 0 < frames <= num_frames:
-            source = num_frames - frames, num_labels
-            last.append(alpha[source] + tokens[source][BLANK] + times[source][index])
-    return -log_sum(last)
+def tdt_arcs(logits, targets, num_labels, sigma):
+    """The end is reached by a blank; none stays where it is."""
+    tokens, times = logits[..., :WIDTH].log_softmax(2) - sigma, logits[..., WIDTH:].log_softmax(2)
+    labels, blank = label_scores(tokens, targets, num_labels), tokens[..., BLANK]
+    arcs = [(d, 1, 1, labels + times[:, :num_labels, k]) for k, d in enumerate(DURATIONS)]
+    return [*arcs, *((d, 0, 0, blank + times[..., k]) for k, d in enumerate(DURATIONS) if d)]
 
 
 def compare(losses, expected, inputs):
@@ -71,31 +36,20 @@ def compare(losses, expected, inputs):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("sigma", [0.0, 0.05])
-def test_the_multi_blank_loss(backend, sigma):
-    logits, targets = make_logits(2.0), make_targets()
-    losses = multi_blank_loss(
-        logits, targets, FRAMES, LABELS, BIG_BLANKS, BLANK, reduction="none", sigma=sigma, backend=backend
-    )
-    log_probs = logits.log_softmax(3) - sigma
+@pytest.mark.parametrize(
+    ("loss", "own", "arcs", "width"),
+    [
+        (multi_blank_loss, BIG_BLANKS, multi_blank_arcs, WIDTH),
+        (tdt_loss, DURATIONS, tdt_arcs, WIDTH + len(DURATIONS)),
+    ],
+)
+def test_losses_with_durations_are_those_of_plain_loops(loss, own, arcs, width, sigma, backend):
+    logits, targets = make_logits(2.0, width=width), make_targets()
+    options = {"reduction": "none", "sigma": sigma, "backend": backend}
+    losses = loss(logits, targets, FRAMES, LABELS, own, BLANK, **options)
     expected = [
-        multi_blank_by_loops(log_probs[n], targets[n], *size)
-        for n, size in enumerate(zip(FRAMES, LABELS, strict=True))
-    ]
-    compare(losses, torch.stack(expected), [logits])
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-@pytest.mark.parametrize("sigma", [0.0, 0.05])
-def test_the_token_and_duration_loss(backend, sigma):
-    logits, targets = make_logits(2.0, width=WIDTH + len(DURATIONS)), make_targets()
-    losses = tdt_loss(
-        logits, targets, FRAMES, LABELS, DURATIONS, BLANK, reduction="none", sigma=sigma, backend=backend
-    )
-    tokens = logits[..., :WIDTH].log_softmax(3) - sigma
-    times = logits[..., WIDTH:].log_softmax(3)
-    expected = [
-        tdt_by_loops(tokens[n], times[n], targets[n], *size)
-        for n, size in enumerate(zip(FRAMES, LABELS, strict=True))
+        -log_prob_by_loops(arcs(logits[n, :t], targets[n], u, sigma), t, u)
+        for n, (t, u) in enumerate(zip(FRAMES, LABELS, strict=True))
     ]
     compare(losses, torch.stack(expected), [logits])
 
@@ -118,16 +72,12 @@ def test_the_factorised_loss_is_that_of_its_distribution(blank, backend):
 
 TARGETS = make_targets()
 LOSSES = {
-    "hat": lambda x, frames=FRAMES: hat_loss(x, TARGETS % BLANK, frames, LABELS, BLANK, "none"),
-    "tdt": lambda x, frames=FRAMES: tdt_loss(x, TARGETS % 8, frames, LABELS, [0, 1, 2], BLANK, "none"),
-    "multi-blank": lambda x, frames=FRAMES: multi_blank_loss(
-        x, TARGETS, frames, LABELS, BIG_BLANKS, BLANK, reduction="none"
-    ),
+    "hat": lambda x: hat_loss(x, TARGETS % BLANK, FRAMES, LABELS, BLANK, "none"),
+    "tdt": lambda x: tdt_loss(x, TARGETS % 8, FRAMES, LABELS, [0, 1, 2], BLANK, "none"),
 }
-of_every_loss = pytest.mark.parametrize("kind", LOSSES)
 
 
-@pytest.mark.parametrize("kind", ["hat", "tdt"])
+@pytest.mark.parametrize("kind", LOSSES)
 def test_a_node_without_tokens_has_no_label_arc(kind):
     """All labels -inf at a node: HAT can still pass with its blank, a token-and-duration transducer cannot."""
     x = make_logits().detach()
