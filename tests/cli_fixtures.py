@@ -1,10 +1,12 @@
 """The command line in this process, a small corpus with its graphs, a server of files: fixtures."""
 
+import shutil
 import sys
 import threading
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from functools import cache, partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -80,34 +82,79 @@ def fsachain(capsys):
     return CommandLine(capsys)
 
 
-@pytest.fixture
-def built(fsachain, tmp_path) -> Path:
-    """A corpus without recordings, a language folder, a denominator."""
-    (tmp_path / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
-    data = tmp_path / "data"
+def graphs_of(folder: Path) -> tuple[object, ...]:
+    return "--lang", folder / "lang", "--den", folder / "den"
+
+
+def _ok(*arguments: object) -> None:
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()) as said:
+        assert run_command(*arguments) == 0, said.getvalue()
+
+
+def _build(folder: Path) -> None:
+    (folder / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
+    data = folder / "data"
     data.mkdir()
     (data / "text").write_text(TEXT)
     (data / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in range(1, 6)))
-    lang = ("--lang", tmp_path / "lang")
-    fsachain.ok("lang", tmp_path / "lexicon.txt", tmp_path / "lang")
-    fsachain.ok("phone-lm", data / "text", tmp_path / "phone_lm.fst", *lang)
-    fsachain.ok("den-graph", tmp_path / "phone_lm.fst", tmp_path / "den", *lang)
-    return tmp_path
+    lang = ("--lang", folder / "lang")
+    _ok("lang", folder / "lexicon.txt", folder / "lang")
+    _ok("phone-lm", data / "text", folder / "phone_lm.fst", *lang)
+    _ok("den-graph", folder / "phone_lm.fst", folder / "den", *lang)
 
 
-@pytest.fixture
-def recorded(built) -> Path:
-    """The same with recordings of a second each, and a configuration of a small network."""
+def _record(folder: Path) -> None:
     import soundfile  # which not everyone has installed
 
     rng = np.random.default_rng(0)
     for n in range(1, 6):
-        soundfile.write(built / f"data/{n}.wav", 0.1 * rng.normal(size=8000), 8000)
-    (built / "small.yaml").write_text(
+        soundfile.write(folder / f"data/{n}.wav", 0.1 * rng.normal(size=8000), 8000)
+    (folder / "small.yaml").write_text(
         "features: {sample_rate: 8000, num_mel_bins: 8}\nnetwork: {channels: 8, time_strides: [1]}\n"
         "train: {num_epochs: 1, num_threads: 1}\ncmvn: {scope: none}\n"
     )
-    return built
+
+
+def _train(folder: Path) -> None:
+    files, graphs = (folder / "data", folder / "num.npz"), graphs_of(folder)
+    _ok("num-graphs", *files, *graphs)
+    _ok("train", *files, folder / "exp", *graphs, "--config", folder / "small.yaml")
+
+
+STEPS = {"built": _build, "recorded": _record, "trained": _train}
+
+
+@pytest.fixture(scope="session")
+def stages(tmp_path_factory):
+    """A function that gives the folder of a step, made once, and copied by every test."""
+
+    @cache
+    def stage(name: str) -> Path:
+        folder, earlier = tmp_path_factory.mktemp(name), [*STEPS][: [*STEPS].index(name)]
+        if earlier:
+            shutil.copytree(stage(earlier[-1]), folder, dirs_exist_ok=True)
+        STEPS[name](folder)
+        return folder
+
+    return stage
+
+
+@pytest.fixture
+def built(stages, tmp_path) -> Path:
+    """A corpus without recordings, a language folder, a denominator."""
+    return shutil.copytree(stages("built"), tmp_path, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def recorded(stages, tmp_path) -> Path:
+    """The same with recordings of a second each, and a configuration of a small network."""
+    return shutil.copytree(stages("recorded"), tmp_path, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def trained(stages, tmp_path) -> Path:
+    """The same with numerators and a model of one epoch in the folder exp."""
+    return shutil.copytree(stages("trained"), tmp_path, dirs_exist_ok=True)
 
 
 class Quiet(SimpleHTTPRequestHandler):

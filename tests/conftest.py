@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_fixtures import built, fsachain, recorded, serve  # noqa: F401
+from cli_fixtures import built, fsachain, recorded, serve, stages, trained  # noqa: F401
 from hypothesis import HealthCheck, settings
 
 _COMMON = {"derandomize": True, "print_blob": True, "deadline": None, "database": None}

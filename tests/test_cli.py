@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 import pytest
-from cli_fixtures import TEXT, assert_one_line, save_untrained
+from cli_fixtures import TEXT, assert_one_line, graphs_of, save_untrained
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,9 +62,7 @@ def test_help_starts_without_pytorch() -> None:
 
 
 def test_graph_commands_read_each_others_files(fsachain, built: Path) -> None:
-    outcome = fsachain.ok(
-        "num-graphs", built / "data", built / "n.npz", "--lang", built / "lang", "--den", built / "den"
-    )
+    outcome = fsachain.ok("num-graphs", built / "data", built / "n.npz", *graphs_of(built))
     assert "5 numerators" in outcome.out
     assert "5 utterances, 11 words" in fsachain("info", built / "n.npz").out
     assert "pdfs: 12" in fsachain("info", built / "lang").out  # five phones and silence, two pdfs each
@@ -112,19 +110,10 @@ def test_score_prints_the_word_error_rate(fsachain, tmp_path: Path) -> None:
     assert (tmp_path / "scored" / "wer.json").is_file()
 
 
-def test_exit_statuses_of_mistakes_and_interruptions(
-    fsachain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = tmp_path / "broken.txt"
-    broken.write_text("yes\n")
-    assert_one_line(fsachain("lang", broken, tmp_path / "lang"), "broken.txt")
+def test_exit_statuses_of_mistakes(fsachain, tmp_path: Path) -> None:
+    (tmp_path / "broken.txt").write_text("yes\n")
+    assert_one_line(fsachain("lang", tmp_path / "broken.txt", tmp_path / "lang"), "broken.txt")
     assert fsachain("score", "no-such-file", "neither").status == 2
-
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fsachain.cli.lang.make_lang", interrupt)
-    assert fsachain("lang", broken, tmp_path / "lang").status == EXIT_INTERRUPTED
 
 
 def test_commands_in_wav_scp_are_refused_unless_asked_for(fsachain, built: Path) -> None:
@@ -172,7 +161,7 @@ def test_options_of_a_configuration_are_refused_by_name_before_any_work(fsachain
 def test_a_training_that_broke_off_before_it_began_does_not_hold_its_folder(fsachain, recorded: Path) -> None:
     """With a wrong option the first time: the second is no other training."""
     files = (recorded / "data", recorded / "n.npz")
-    graphs = ("--lang", recorded / "lang", "--den", recorded / "den")
+    graphs = graphs_of(recorded)
     assert fsachain("num-graphs", *files, *graphs).status == 0
     step = ("train", *files, recorded / "m", *graphs, "--config", recorded / "small.yaml")
     outcome = fsachain(*step, "--set", "features.sample_rate=16000")
@@ -183,13 +172,6 @@ def test_a_training_that_broke_off_before_it_began_does_not_hold_its_folder(fsac
     assert_one_line(outcome, "holds a training with other options: network.channels was 8, is 16")
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", b"\xd6\xfd\xb2~ of another kind"])
-def test_damaged_numerators_are_refused_by_file(fsachain, tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "n.npz").write_bytes(content)
-    outcome = fsachain("info", tmp_path / "n.npz")
-    assert_one_line(outcome, "n.npz: not a numerator archive", "no npz file, or cut short")
-
-
 def test_files_and_folders_of_another_kind_are_refused_by_name(fsachain, built: Path) -> None:
     for graph, message in {
         "den/den.fst": "den.fst: no phone language model for these phones",
@@ -197,6 +179,9 @@ def test_files_and_folders_of_another_kind_are_refused_by_name(fsachain, built: 
     }.items():
         assert_one_line(fsachain("den-graph", built / graph, built / "g", "--lang", built / "lang"), message)
     assert_one_line(fsachain("info", built / "den"), "den: expected a language folder", "data directory")
+    for content in (b"", b"PK\x03\x04 cut", b"\xd6\xfd\xb2~ of another kind"):
+        (built / "n.npz").write_bytes(content)
+        assert_one_line(fsachain("info", built / "n.npz"), "n.npz: not a numerator archive", "or cut short")
     empty = built / "empty"
     empty.write_text("")
     assert_one_line(fsachain("score", empty, empty), "empty: no utterances")
@@ -223,16 +208,6 @@ def test_model_without_one_of_its_parts_is_refused_by_file(fsachain, model: Path
     assert_one_line(fsachain("info", model), "model.safetensors: the acoustic model is not complete")
 
 
-@pytest.mark.parametrize("step", ["align", "decode"])
-def test_language_folder_of_another_width_is_refused(fsachain, model: Path, step: str) -> None:
-    corpus = model.parent
-    (corpus / "biphone.yaml").write_text("lang: {context: biphone}\n")
-    other = corpus / "other"
-    fsachain.ok("lang", corpus / "lexicon.txt", other, "--config", corpus / "biphone.yaml")
-    outcome = fsachain(step, model, corpus / "data", corpus / "out", "--lang", other)
-    assert_one_line(outcome, "the window of a pdf is 1 phone in the model, 2 phones in ")
-
-
 def test_messages_speak_of_the_options_of_the_command(fsachain, model: Path) -> None:
     """Whose Python names they are where there is no command."""
     corpus = model.parent
@@ -253,9 +228,7 @@ def test_unreadable_notes_of_a_training_are_refused_by_file(fsachain, built: Pat
     (out / "checkpoints").mkdir(parents=True)
     (out / "checkpoints/epoch-0001-batch-000000.safetensors").touch()
     (out / "experiment.json").write_text("")
-    outcome = fsachain(
-        "train", built / "data", numerators, out, "--lang", built / "lang", "--den", built / "den"
-    )
+    outcome = fsachain("train", built / "data", numerators, out, *graphs_of(built))
     assert_one_line(outcome, "experiment.json: cannot read the options of the training")
 
 
@@ -278,22 +251,6 @@ def test_configuration_refuses_what_it_does_not_know(sections: dict, message: st
 def test_configuration_survives_its_own_dictionary() -> None:
     experiment = Experiment.from_dict({"lang": {"silence": None}, "network": {"channels": 32}})
     assert Experiment.from_dict(experiment.to_dict()) == experiment
-
-
-def test_training_refuses_graphs_made_with_another_language_folder(fsachain, built: Path) -> None:
-    """A monophone denominator has fewer pdfs than a biphone network; it would train without complaint."""
-    biphone = built / "biphone.yaml"
-    biphone.write_text("lang: {context: biphone}\n")
-    other = built / "other"
-    fsachain.ok("lang", built / "lexicon.txt", other, "--config", biphone)
-    numerators = ("num-graphs", built / "data", built / "train.npz", "--lang", built / "lang")
-    fsachain.ok(*numerators)
-    outcome = fsachain(
-        "train", built / "data", built / "train.npz", built / "model", "--lang", other, "--den", built / "den"
-    )
-    assert_one_line(outcome, "made with another language folder: the tree of")
-    outcome = fsachain("num-graphs", built / "data", built / "n.npz", "--lang", other, "--den", built / "den")
-    assert_one_line(outcome, "made with another language folder: the window of a pdf is 1 phone")
 
 
 def test_the_configuration_travels_with_the_language_folder(fsachain, built: Path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from cli_fixtures import TEXT, assert_one_line
+from cli_fixtures import TEXT, assert_one_line, graphs_of
 from graph_paths import sample_paths
 from random_graphs import connected_graph, left_to_right_graph
 
@@ -67,10 +67,7 @@ def test_compiled_numerators_go_on_where_they_were(fsachain, built):
         "num-tables",
         built / "data",
         built / "tables",
-        "--lang",
-        built / "lang",
-        "--den",
-        built / "den",
+        *graphs_of(built),
     )
     status, out, _ = fsachain(*arguments, "--shard-size", 2, "--jobs", 2)
     assert status == 0 and "\n5 numerators in 3 shards -> " in out

@@ -7,7 +7,7 @@ import kaldi_bytes as kb
 import numpy as np
 import pytest
 import tolerances
-from cli_fixtures import assert_one_line
+from cli_fixtures import assert_one_line, graphs_of
 from graph_paths import Scorer, sample_paths
 from test_lattices import spoken, two_ways
 
@@ -48,10 +48,6 @@ def taken_over(fsachain, case, tmp_path):
         "train: {num_epochs: 1, num_threads: 1}\ncmvn: {scope: none}\nsupervision: {chunk_frames: null}\n"
     )
     return tmp_path
-
-
-def graphs_of(folder):
-    return ("--lang", folder / "lang", "--den", folder / "den")
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tolerances
-from cli_fixtures import TEXT, assert_one_line
+from cli_fixtures import TEXT, assert_one_line, graphs_of
 from graph_paths import Scorer, log_add, sample_paths
 
 from fsachain import ContextTree, Forgiveness, Fsa, Lexicon, Topology, build_numerator
@@ -77,7 +76,7 @@ def test_patterns_become_numerators(fsachain, built):
 def test_numerators_of_patterns_train_whatever_the_transcripts_say(fsachain, recorded):
     (recorded / "patterns").write_text("".join(f"u{n} * ( 0.5 yes | 0.5 no ) *\n" for n in range(1, 6)))
     (recorded / "data/text").write_text("".join(f"u{n}\n" for n in range(1, 6)))
-    graphs = ("--lang", recorded / "lang", "--den", recorded / "den")
+    graphs = graphs_of(recorded)
     fsachain.ok("num-patterns", recorded / "patterns", recorded / "num.npz", *graphs)
     config = ("--config", recorded / "small.yaml")
     fsachain.ok("train", recorded / "data", recorded / "num.npz", recorded / "exp", *graphs, *config)
@@ -116,7 +115,7 @@ def test_graphs_over_phones_and_over_pdfs_are_taken_as_such(fsachain, built):
     ids = [lexicon.phone_id(phone) for phone in ["Y", "EH", "S", "N", "OW"]]
     arcs = [f"{n} {n + 1} {phone} {phone}" for n, phone in enumerate(ids)]
     (built / "phones.txt").write_text("u1\n" + "\n".join([*arcs, "5"]) + "\n\n")
-    graphs = ("--lang", built / "lang", "--den", built / "den")
+    graphs = graphs_of(built)
     for table, labels in (("pdfs.scp", "pdfs"), ("phones.txt", "phones")):
         fsachain.ok("num-fsts", built / table, built / f"{labels}.npz", *graphs, "--labels", labels)
     normalization = load_normalization(language, built / "den")
@@ -265,19 +264,8 @@ def test_units_with_a_blank_are_decoded(topology):
     assert decode({"u": scores}, graph, lexicon.words)["u"].words == ("loll", "halo", "hello")
 
 
-@pytest.fixture
-def trained(fsachain, recorded) -> Path:
-    """The corpus with a model in the folder exp."""
-    graphs = ("--lang", recorded / "lang", "--den", recorded / "den")
-    files = (recorded / "data", recorded / "num.npz")
-    fsachain.ok("num-graphs", *files, *graphs)
-    config = ("--config", recorded / "small.yaml")
-    fsachain.ok("train", *files, recorded / "exp", *graphs, *config)
-    return recorded
-
-
 def test_penalties_change_from_epoch_to_epoch_and_edits_are_in_the_log(fsachain, trained):
-    common = ("--lang", trained / "lang", "--den", trained / "den")
+    common = graphs_of(trained)
     changing = ("--config", trained / "small.yaml", "--set", "train.num_epochs=2")
     changing += ("--set", "forgive.substitution=9,1", "--set", "forgive.deletion=2")
     assert fsachain("num-graphs", trained / "data", trained / "forgiving.npz", *common, *changing)[0] == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_fixtures import assert_one_line
+from cli_fixtures import assert_one_line, graphs_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,24 +21,25 @@ from fsachain.train.checkpoint import load_tensors, save_tensors
 
 LEXICON = "yes Y EH S\nno N OW\n"
 ARPA = "\\data\\\nngram 1=4\n\n\\1-grams:\n-99 <s>\n-0.5 </s>\n-0.5 yes\n-0.5 no\n\n\\end\\\n"
-OTHERS = {  # lexicon: what is named
-    "renamed": ("yes Y IH S\nno N OW\n", "phone 2 is 'EH' in the model, 'IH' in "),
-    "swapped": ("yes Y OW S\nno N EH\n", "'yes' is said 'Y EH S' in the model, 'Y OW S' in "),
+OTHERS = {  # lexicon, context, what is named; the first two have as many pdfs
+    "renamed": ("yes Y IH S\nno N OW\n", "monophone", "phone 2 is 'EH' in the model, 'IH' in "),
+    "swapped": (
+        "yes Y OW S\nno N EH\n",
+        "monophone",
+        "'yes' is said 'Y EH S' in the model, 'Y OW S' in ",
+    ),
+    "wide": (LEXICON, "biphone", "the window of a pdf is 1 phone in the model, 2 phones in "),
 }
 
 
 @pytest.fixture
-def trained(fsachain, recorded: Path) -> Path:
-    """A model of one epoch, its numerators and denominator, and the folders of `OTHERS`."""
-    lang, den = ("--lang", recorded / "lang"), ("--den", recorded / "den")
-    fsachain.ok("num-graphs", recorded / "data", recorded / "num.npz", *lang, *den)
-    step = ("train", recorded / "data", recorded / "num.npz", recorded / "exp", *lang, *den)
-    fsachain.ok(*step, "--config", recorded / "small.yaml")
-    for name, (text, _) in OTHERS.items():
-        (recorded / f"{name}.txt").write_text(text)
-        fsachain.ok("lang", recorded / f"{name}.txt", recorded / name)
-    (recorded / "words.arpa").write_text(ARPA)
-    return recorded
+def trained(fsachain, trained: Path) -> Path:
+    """With the folders of `OTHERS`, and a grammar."""
+    for name, (text, context, _) in OTHERS.items():
+        (trained / f"{name}.txt").write_text(text)
+        fsachain.ok("lang", trained / f"{name}.txt", trained / name, "--set", f"lang.context={context}")
+    (trained / "words.arpa").write_text(ARPA)
+    return trained
 
 
 def commands(folder: Path) -> dict[str, tuple[object, ...]]:
@@ -54,13 +55,11 @@ def commands(folder: Path) -> dict[str, tuple[object, ...]]:
     }
 
 
-def test_another_language_folder_of_the_same_size_is_refused_with_the_first_difference(
-    fsachain, trained
-) -> None:
-    sizes = {load_lang(trained / name).tree.num_pdfs for name in ("lang", *OTHERS)}
-    assert len(sizes) == 1
+def test_another_language_folder_is_refused_with_the_first_difference(fsachain, trained) -> None:
+    sizes = [load_lang(trained / name).tree.num_pdfs for name in ("lang", *OTHERS)]
+    assert sizes == [12, 12, 12, 72]
     for words in commands(trained).values():
-        for name, (_, difference) in OTHERS.items():
+        for name, (*_, difference) in OTHERS.items():
             assert_one_line(fsachain(*words, "--lang", trained / name), difference + str(trained / name))
     assert not (trained / "out").exists()
 
@@ -91,8 +90,6 @@ def test_a_model_of_an_earlier_version_is_read_and_said_to_be_unchecked(fsachain
     step = commands(trained)["decode"]
     outcome = fsachain.ok(*step, "--lang", trained / "renamed")
     assert "holds no words, phones and tree" in outcome.err and "is not checked" in outcome.err
-    (trained / "biphone.yaml").write_text("lang: {context: biphone}\n")
-    fsachain.ok("lang", trained / "lexicon.txt", trained / "wide", "--config", trained / "biphone.yaml")
     assert_one_line(fsachain(*step, "--lang", trained / "wide"), "the model has 12 pdfs, ", "wide 72")
     (trained / "lang").rename(trained / "exp/lang")
     fsachain.ok(*step)
@@ -100,8 +97,7 @@ def test_a_model_of_an_earlier_version_is_read_and_said_to_be_unchecked(fsachain
 
 def test_graphs_of_another_language_folder_are_refused_with_the_first_difference(fsachain, trained) -> None:
     """Numerators, shards of them, chunks, the denominator and its phone language model."""
-    data, den = trained / "data", ("--den", trained / "den")
-    graphs = ("--lang", trained / "lang", *den)
+    data, den, graphs = trained / "data", ("--den", trained / "den"), graphs_of(trained)
     fsachain.ok("num-tables", data, trained / "tables", *graphs)
     fsachain.ok("align", trained / "exp/model.safetensors", data, trained / "ali", *den)
     config = ("--config", trained / "small.yaml")
@@ -114,10 +110,9 @@ def test_graphs_of_another_language_folder_are_refused_with_the_first_difference
         outcome = fsachain(*step)
         assert outcome.status == 1
         assert f"{made}: made with another language folder: {difference}" in outcome.err
-    outcome = fsachain(
-        "train", data, trained / "num.npz", trained / "new", "--lang", trained / "swapped", *den
-    )
-    assert "words, pronunciations or silence of" in outcome.err
+    for name, what in (("swapped", "words, pronunciations or silence of"), ("wide", "the tree of")):
+        step = ("train", data, trained / "num.npz", trained / "new", "--lang", trained / name, *den)
+        assert_one_line(fsachain(*step), f"made with another language folder: {what}")
     outcome = fsachain("num-graphs", data, trained / "n.npz", *renamed, *den)
     assert_one_line(outcome, f"phone 2 is 'EH' in {trained}/den, 'IH' in {trained}/renamed")
     outcome = fsachain("den-graph", trained / "phone_lm.fst", trained / "g", *renamed)
@@ -128,17 +123,8 @@ def test_a_network_that_begins_with_weights_of_another_language_says_so(fsachain
     graphs, start = ("--lang", trained / "swapped"), trained / "exp/model.safetensors"
     fsachain.ok("num-graphs", trained / "data", trained / "n.npz", *graphs)
     config = ("--config", trained / "small.yaml", "--set", f"network.init_from={start}")
-    step = (
-        "train",
-        trained / "data",
-        trained / "n.npz",
-        trained / "new",
-        *graphs,
-        "--den",
-        trained / "den",
-        *config,
-    )
-    outcome = fsachain.ok(*step)
+    step = ("train", trained / "data", trained / "n.npz", trained / "new", *graphs, "--den", trained / "den")
+    outcome = fsachain.ok(*step, *config)
     assert "was trained with other words or pdfs: 'yes' is said 'Y EH S' in the model" in outcome.err
 
 

@@ -3,6 +3,7 @@
 import lhotse
 import pytest
 import torch
+from cli_fixtures import graphs_of
 
 from fsachain.train.checkpoint import load_tensors
 from fsachain.train.log import read_log
@@ -15,7 +16,7 @@ BASE = "features: {sample_rate: 8000, num_mel_bins: 8}\nnetwork: {channels: 8, t
 def ready(fsachain, recorded):
     """The corpus with numerators in both forms, and a configuration."""
     (recorded / "small.yaml").write_text(BASE + OPTIONS + "cmvn: {scope: speaker}\n")
-    graphs = ("--lang", recorded / "lang", "--den", recorded / "den")
+    graphs = graphs_of(recorded)
     fsachain.ok("num-graphs", recorded / "data", recorded / "num.npz", *graphs)
     fsachain.ok("num-tables", recorded / "data", recorded / "tables", *graphs)
     return recorded
@@ -26,7 +27,7 @@ def train(fsachain, ready):
     """Train on some numerators; returns status, what was written, and the model's tensors."""
 
     def run(numerators, out, *options):
-        graphs = ("--lang", ready / "lang", "--den", ready / "den", "--config", ready / "small.yaml")
+        graphs = (*graphs_of(ready), "--config", ready / "small.yaml")
         dev = ("--dev", ready / "data", numerators)
         status, _, told = fsachain("train", ready / "data", numerators, ready / out, *graphs, *dev, *options)
         model = ready / out / "model.safetensors"
@@ -88,7 +89,7 @@ def test_cuts_and_shards_train_the_model_of_the_kaldi_directory(fsachain, ready)
     (ready / "shar").mkdir()
     lhotse.CutSet.from_cuts(cuts).to_file(ready / "cuts.jsonl.gz")
     lhotse.CutSet.from_cuts(cuts).to_shar(ready / "shar", fields={"recording": "wav"}, shard_size=2)
-    graphs = ("--lang", ready / "lang", "--den", ready / "den", "--config", ready / "small.yaml")
+    graphs = (*graphs_of(ready), "--config", ready / "small.yaml")
     models = []
     for data, options in (
         ("data", ()),
