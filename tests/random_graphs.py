@@ -53,6 +53,11 @@ def left_to_right_graph(seed, num_states=6, num_pdfs=9):
     return Fsa(num_states, src, dst, np.tile(pdfs, 2), -rng.random(2 * (num_states - 1)), final)
 
 
+def two_lobes():
+    """Two rings that never meet: state 1 spends pdf 0, state 2 pdf 1; the start leads to both by pdf 2."""
+    return Fsa(3, [0, 0, 1, 2], [1, 2, 1, 2], [2, 2, 0, 1], np.zeros(4), [-np.inf, 0.0, 0.0])
+
+
 def twin_graph(seed=0, num_states=20, num_arcs=200, num_pdfs=9):
     """Two of each state of a connected graph, with arcs from and to the same states and pdfs, of other weights."""
     fsa = connected_graph(seed, num_states, num_arcs, num_pdfs)

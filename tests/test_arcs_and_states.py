@@ -9,7 +9,7 @@ import torch
 from enumeration import enumerate_paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices, two_lobes
 
 from fsachain import (
     DenominatorGraph,
@@ -101,11 +101,6 @@ def test_cpu_agrees_with_the_oracle_on_one_hot_scores_and_on_minus_infinity(kind
     assert_agrees(table, scores, leaky)
 
 
-def two_lobes():
-    """Two rings that never meet: state 1 spends pdf 0, state 2 pdf 1; the start leads to both by pdf 2."""
-    return compile_table(Fsa(3, [0, 0, 1, 2], [1, 2, 1, 2], [2, 2, 0, 1], np.zeros(4), [-np.inf, 0.0, 0.0]))
-
-
 @pytest.mark.parametrize("gap", [20.0, 600.0, 660.0, 740.0, 921.0, 5000.0, 1e6])
 @pytest.mark.parametrize("frames", [1, 100])
 def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, frames):
@@ -113,7 +108,7 @@ def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, frames):
     scores = np.zeros((240, 3))
     scores[1 : 1 + frames, 1] = -gap / frames
     scores[120 : 120 + frames, 0] = -2 * gap / frames
-    arcs, states = assert_agrees(two_lobes(), scores, 0.0)
+    arcs, states = assert_agrees(compile_table(two_lobes()), scores, 0.0)
     assert arcs[110, 3] == pytest.approx(1.0, abs=tolerances.SURE_OCCUPANCY)
     assert states[110, 2] == pytest.approx(1.0, abs=tolerances.SURE_OCCUPANCY)
 
@@ -135,7 +130,7 @@ def test_what_is_nearly_lost_keeps_its_proportions():
 @pytest.mark.parametrize("leaky", [1e-5, 1.0])
 def test_a_leak_that_collects_next_to_nothing_is_not_lost(gap, leaky):
     """All the leak lands in one lobe, whose scores then fall: what leaks from there is below any float."""
-    table = replace(two_lobes(), leaky_log_prob=np.array([-np.inf, 0.0, -np.inf]))
+    table = replace(compile_table(two_lobes()), leaky_log_prob=np.array([-np.inf, 0.0, -np.inf]))
     scores = np.zeros((12, 3))
     scores[3, 0] = scores[7, 1] = -gap
     assert_agrees(table, scores, leaky)

@@ -9,7 +9,7 @@ import tolerances
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices, two_lobes
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
 from fsachain.backends.cpu import backend as cpu
@@ -234,12 +234,6 @@ def test_agree_after_1500_frames(kind, scale):
         np.float32
     )
     assert_agrees(batch, scores, [1500, 1, 700, 1499, 1500], leaky)
-
-
-def two_lobes(num_pdfs=3):
-    """Two rings that never meet: state 1 spends pdf 0, state 2 pdf 1; the start leads to both by pdf 2."""
-    src, dst = [0, 0, 1, 2], [1, 2, 1, 2]
-    return Fsa(3, src, dst, [2, 2, 0, 1], np.zeros(4), [-np.inf, 0.0, 0.0])
 
 
 # How far the loser of the first half falls behind: within float32, beyond it, beyond float64.

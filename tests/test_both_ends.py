@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tolerances
-from random_graphs import left_to_right_graph
-from test_backends_agree import assert_agrees, spies, two_lobes
+from random_graphs import left_to_right_graph, two_lobes
+from test_backends_agree import assert_agrees, spies
 
 from fsachain import TableBatch, compile_table, forward_backward
 from fsachain.backends.cpu import backend as cpu

@@ -1,7 +1,5 @@
 """Checkpoints: what goes in comes out, nothing half-written counts, averages are means."""
 
-from itertools import count
-
 import pytest
 import torch
 from toy_training import corpus, new_trainer
@@ -105,19 +103,6 @@ def test_pruning_keeps_the_last_epochs_and_the_newest_position(tmp_path):
         "epoch-0003-batch-000000",
     ]
     assert list_checkpoints(tmp_path / "absent") == []
-
-
-def test_an_average_is_the_mean_and_counters_are_the_last(tmp_path):
-    models = [
-        {"weight": torch.tensor([value, 0.0]), "count": torch.tensor(int(value))} for value in (1.0, 2.0, 6.0)
-    ]
-    paths = [Checkpoint(epoch, 0, 0, model).save(tmp_path) for epoch, model in enumerate(models)]
-    newest_first = (Checkpoint.load(path).model for path in reversed(paths))
-    rising = count()  # so that the last candidate is the best: the mean of all
-    mean = best_average(newest_first, lambda _: next(rising)).state
-    assert mean["weight"].tolist() == [3.0, 0.0]
-    assert mean["weight"].dtype == torch.float32
-    assert mean["count"].item() == 6
 
 
 def test_models_of_different_shape_are_not_averaged():

@@ -215,9 +215,6 @@ def test_report_of_cut_or_damaged_files_is_made(tmp_path_factory, name, share, f
     shutil.rmtree(exp)
 
 
-words = st.lists(st.sampled_from("abc"), max_size=4).map(tuple)
-
-
 def test_commands_of_a_data_directory_run_only_when_allowed(exp):
     marker = exp / "it ran"
     data = exp / "data" / "test"

@@ -129,17 +129,6 @@ def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, m
     assert [entry.start for entry in entries] == [word["start"] for word in found]
 
 
-def test_transcribe_hears_the_words_that_decode_finds(fsachain, model, tmp_path):
-    data = tmp_path / "decoded"
-    data.mkdir()
-    record(data / "a.wav")
-    (data / "wav.scp").write_text("a a.wav\n")
-    (data / "text").write_text("a yes\n")
-    fsachain.ok("decode", model, data, tmp_path / "out", "--lang", tmp_path / "lang")
-    heard = fsachain("transcribe", model, data / "a.wav", "--format", "text")[1]
-    assert heard.split() == (tmp_path / "out" / "hyp.txt").read_text().split()
-
-
 def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tmp_path):
     path = record(tmp_path / "long.wav", seconds=12.0)
     status, output, _ = fsachain("transcribe", model, path, "--format", "json", "--max-seconds", "2")
