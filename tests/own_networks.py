@@ -17,6 +17,17 @@ def record(name: str) -> None:
     CALLED.append(name)
 
 
+def batch(
+    lengths: list[int], padding: float = 0.0, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor]:
+    """Features [N, T, 5] whose rows hold `padding` behind their ends, and the lengths."""
+    generator = torch.Generator().manual_seed(len(lengths))
+    features = torch.randn(len(lengths), max(lengths), 5, generator=generator, dtype=dtype)
+    for row, length in zip(features, lengths, strict=True):
+        row[length:] = padding
+    return features, torch.tensor(lengths)
+
+
 class Plain(nn.Module):
     """All that is needed and no more, from keyword arguments."""
 

@@ -66,3 +66,11 @@ def twin_graph(seed=0, num_states=20, num_arcs=200, num_pdfs=9):
     dst.reshape(4, -1)[1::2] += num_states
     rng = np.random.default_rng(seed)
     return Fsa(2 * num_states, src, dst, pdf, -3.0 * rng.random(len(src)), np.tile(fsa.final_log_prob, 2))
+
+
+def renumbered(fsa, states, arcs, pdfs=None):
+    """The same acceptor with states (and pdfs) of other numbers, arcs in another order: three permutations."""
+    final = np.empty(fsa.num_states)
+    final[states] = fsa.final_log_prob
+    columns = states[fsa.src], states[fsa.dst], fsa.pdf if pdfs is None else pdfs[fsa.pdf], fsa.log_prob
+    return Fsa(fsa.num_states, *(column[arcs] for column in columns), final, int(states[fsa.start]))

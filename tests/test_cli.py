@@ -236,9 +236,6 @@ def test_unreadable_notes_of_a_training_are_refused_by_file(fsachain, built: Pat
     ("sections", "message"),
     [
         ({"trian": {}}, "train"),
-        ({"train": {"num_epoch": 3}}, "num_epochs"),
-        ({"network": {"chanels": 3}}, "channels"),
-        ({"network": {"num_pdfs": 3}}, "follows from features and tree"),
         ({"lang": {"context": "triphone"}}, "monophone, biphone"),
         ({"network": [3]}, "network: expected a table, got \\[3\\]"),
     ],

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_networks import batch
 from tolerances import NETWORK_BFLOAT16, NETWORK_FLOAT64
 
 from fsachain.nn import Conformer, ConformerConfig
@@ -27,8 +28,6 @@ VARIANTS = {
     "chunks of 3, by 2, kernel 1": {"chunk": 3, "left_chunks": 0, "subsampling": 2, "kernel": 1},
     "chunks of 1, batch normalisation": {"chunk": 1, "left_chunks": 5, "norm": "batch"},
 }
-CHUNKED = {name: options for name, options in VARIANTS.items() if "chunk" in options}
-every_chunk = pytest.mark.parametrize("options", CHUNKED.values(), ids=CHUNKED.keys())
 
 
 def network(**options):
@@ -46,15 +45,6 @@ def network(**options):
         if name.endswith("running_var"):
             buffer.uniform_(0.5, 2)
     return made.eval()
-
-
-def batch(lengths, padding=0.0):
-    features = torch.randn(
-        len(lengths), max(lengths), 5, generator=torch.Generator().manual_seed(len(lengths))
-    )
-    for row, length in zip(features, lengths, strict=True):
-        row[length:] = padding
-    return features, torch.tensor(lengths)
 
 
 @pytest.mark.parametrize("subsampling", [1, 2, 3, 4, 6])
@@ -98,22 +88,6 @@ def test_attention_in_chunks_is_attention_to_the_chunk_and_those_before_it(
         torch.testing.assert_close(
             found[start:end], part[start - first :], rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64
         )
-
-
-@every_chunk
-def test_an_output_sees_its_context_and_nothing_else(options):
-    model = network(**options).double()
-    before, after = model.context
-    step, middle = model.subsampling, -(-(before + 1) // model.subsampling) // model.period + 1
-    outputs = [middle * model.period + place for place in range(model.period)]
-    num_frames = step * (outputs[-1] + 1) + after + 3
-    reach = []
-    for output in outputs:
-        features = torch.randn(1, num_frames, 5, dtype=torch.float64, requires_grad=True)
-        model(features, torch.tensor([num_frames])).nnet_output[0, output].square().sum().backward()
-        touched = features.grad[0].abs().sum(dim=1).nonzero().flatten()
-        reach.append((step * output - int(touched[0]), int(touched[-1]) - (step * (output + 1) - 1)))
-    assert (max(one for one, _ in reach), max(other for _, other in reach)) == (before, after)
 
 
 @pytest.mark.parametrize(("norm", "dtype"), [("layer", torch.float16), ("batch", torch.bfloat16)])

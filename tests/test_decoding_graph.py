@@ -9,7 +9,7 @@ import pytest
 import pywrapfst
 import tolerances
 from context_trees import full_tree
-from graph_paths import sample_paths
+from graph_paths import linear, sample_paths
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,13 +75,7 @@ def pdf_sequence(tree, phones, frames):
 
 def over_pdfs(graph, pdfs):
     """The part of `graph` that spends exactly these pdfs."""
-    linear = pywrapfst.VectorFst()
-    linear.add_states(len(pdfs) + 1)
-    linear.set_start(0)
-    linear.set_final(len(pdfs))
-    for frame, pdf in enumerate(pdfs):
-        linear.add_arc(frame, pywrapfst.Arc(pdf + 1, pdf + 1, "0", frame + 1))
-    return pywrapfst.compose(linear, graph)
+    return pywrapfst.compose(linear([pdf + 1 for pdf in pdfs]), graph)
 
 
 def outputs(graph, pdfs):

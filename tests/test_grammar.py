@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 import pywrapfst
 import tolerances
+from graph_paths import linear
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,13 +53,7 @@ def sentence_log_prob(ngrams, sentence, order):
 
 def grammar_cost(grammar, sentence):
     """Cost of the cheapest path that accepts `sentence`, of word ids."""
-    acceptor = pywrapfst.VectorFst()
-    acceptor.add_states(len(sentence) + 1)
-    acceptor.set_start(0)
-    acceptor.set_final(len(sentence))
-    for position, word in enumerate(sentence):
-        acceptor.add_arc(position, pywrapfst.Arc(word, word, "0", position + 1))
-    found = pywrapfst.compose(acceptor, grammar.copy().arcsort("ilabel"))
+    found = pywrapfst.compose(linear(sentence), grammar.copy().arcsort("ilabel"))
     return float(pywrapfst.shortestdistance(found, reverse=True)[0]) if found.num_states() else math.inf
 
 

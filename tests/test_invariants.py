@@ -8,7 +8,7 @@ import tolerances
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
+from random_graphs import connected_graph, graphs, left_to_right_graph, renumbered, score_matrices
 
 from fsachain import (
     DenominatorGraph,
@@ -62,20 +62,10 @@ def test_renumbering_states_arcs_and_pdfs_changes_nothing(backend, data, fsa, nu
     states = np.array(data.draw(st.permutations(range(fsa.num_states))), dtype=int)
     arcs = np.array(data.draw(st.permutations(range(fsa.num_arcs))), dtype=int)
     pdfs = np.array(data.draw(st.permutations(range(NUM_PDFS))), dtype=int)
-    final = np.empty(fsa.num_states)
-    final[states] = fsa.final_log_prob
     moved_scores = np.empty_like(scores)
     moved_scores[:, pdfs] = scores
-    renumbered = Fsa(
-        fsa.num_states,
-        states[fsa.src][arcs],
-        states[fsa.dst][arcs],
-        pdfs[fsa.pdf][arcs],
-        fsa.log_prob[arcs],
-        final,
-        int(states[fsa.start]),
-    )
-    plain, moved = run(fsa, scores, backend=backend), run(renumbered, moved_scores, backend=backend)
+    other = renumbered(fsa, states, arcs, pdfs)
+    plain, moved = run(fsa, scores, backend=backend), run(other, moved_scores, backend=backend)
     np.testing.assert_allclose(moved.log_prob, plain.log_prob, rtol=0.0, atol=tolerances.FLOAT64)
     np.testing.assert_allclose(
         moved.occupancy[:, :, pdfs], plain.occupancy, rtol=0.0, atol=tolerances.FLOAT64

@@ -30,11 +30,7 @@ def made(name, **more):
 
 
 def batch(lengths, padding=0.0):
-    generator = torch.Generator().manual_seed(len(lengths))
-    features = torch.randn(len(lengths), max(lengths), 5, generator=generator, dtype=torch.float64)
-    for row, length in zip(features, lengths, strict=True):
-        row[length:] = padding
-    return features, torch.tensor(lengths)
+    return own_networks.batch(lengths, padding, torch.float64)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -103,6 +99,24 @@ def test_a_stream_works_on_a_chunk_and_its_context_however_long_the_utterance(na
     assert max(seen) <= sum(model.context) + 3 * period * model.subsampling
 
 
+@pytest.mark.parametrize("name", STREAMED)
+def test_an_output_sees_its_context_and_nothing_else(name):
+    """Of a TDNN as far to both sides of the centre that its time offset names."""
+    model = made(name)
+    (before, after), step, period = model.context, model.subsampling, getattr(model, "period", 1)
+    middle = -(-(before + 1) // step) // period + 1
+    outputs = [middle * period + place for place in range(period)]
+    num_frames = step * (outputs[-1] + 1) + after + 3
+    reach = []
+    for output in outputs:
+        features = torch.randn(1, num_frames, 5, dtype=torch.float64, requires_grad=True)
+        model(features, torch.tensor([num_frames])).nnet_output[0, output].square().sum().backward()
+        touched = features.grad[0].abs().sum(dim=1).nonzero().flatten()
+        reach.append((step * output - int(touched[0]), int(touched[-1]) - (step * (output + 1) - 1)))
+    assert (max(one for one, _ in reach), max(other for _, other in reach)) == (before, after)
+    assert "tdnnf" not in name or step - 1 + after - before == 2 * model.time_offset
+
+
 @pytest.mark.parametrize("network", [test_tdnnf.network, test_conformer.network])
 def test_inputs_that_do_not_fit_are_refused(network):
     model = network()
@@ -168,7 +182,7 @@ def test_reading_a_configuration_imports_nothing():
         ({"kind": 3}, "network.kind: 3 is no network"),
         ({"kind": "os.system"}, "'os.system' is no network"),
         ({"kind": "a b:C"}, "'a b:C' is no network"),
-        ({"num_pdfs": 5}, "network.num_pdfs: is not an option"),
+        ({"num_pdfs": 5}, "network.num_pdfs: is not an option.*follows from features and tree"),
         ({"init_from": 5}, "network.init_from: expected the path of a file, got 5"),
     ],
 )  # fmt: skip

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from random_graphs import connected_graph, graphs, left_to_right_graph
+from test_table_file import assert_equal_tables
 
 from fsachain import (
     DenominatorGraph,
@@ -45,26 +46,10 @@ def test_every_view_holds_every_arc_once_in_rows_by_its_key(fsa):
             assert (np.diff(arcs) > 0).all()  # within a row in the caller's order
 
 
-@pytest.mark.parametrize("leaky", ["leaky", "exact"])
-def test_a_saved_table_loads_equal(tmp_path, leaky):
-    table = (
-        DenominatorGraph(connected_graph(0), 9).table
-        if leaky == "leaky"
-        else compile_table(connected_graph(0), 9)
-    )
-    path = tmp_path / "table.npz"
-    table.save(path)
-    again = TransitionTable.load(path)
-    assert (again.leaky_log_prob is None) == (leaky == "exact")
-    scores = np.random.default_rng(0).normal(size=(1, 20, 9)).astype(np.float32)
-    coefficient = 0.1 if leaky == "leaky" else 0.0
-    results = [
-        forward_backward(TableBatch.pack([x]), scores, leaky_hmm_coefficient=coefficient)
-        for x in (table, again)
-    ]
-    assert results[0].log_prob == results[1].log_prob
-    assert (results[0].occupancy == results[1].occupancy).all()
-    assert (results[0].arc_occupancy(0) == results[1].arc_occupancy(0)).all()
+def test_a_saved_table_loads_equal(tmp_path):
+    for table in (DenominatorGraph(connected_graph(0), 9).table, compile_table(connected_graph(0), 9)):
+        table.save(tmp_path / "table.npz")
+        assert_equal_tables(TransitionTable.load(tmp_path / "table.npz"), table)
 
 
 def test_new_arc_weights_take_the_callers_order():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from own_networks import batch
 from tolerances import FEW_ROUNDINGS, ORTHONORMAL
 
 from fsachain.nn import Tdnnf, TdnnfConfig
@@ -14,7 +15,6 @@ VARIANTS = {
     "subsampling in layer 2": {"subsampling_layer": 2, "input_kernel": 3, "dropout_kind": "frame"},
     "no subsampling": {"subsampling": 1, "time_strides": (1, 0, 3)},
 }
-every_variant = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 
 
 def network(**options):
@@ -28,24 +28,6 @@ def network(**options):
             module.running_mean.uniform_(-1, 1)
             module.running_var.uniform_(0.5, 2)
     return made.eval()
-
-
-def batch(lengths, seed=2):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(len(lengths), max(lengths), 5, generator=generator), torch.tensor(lengths)
-
-
-@every_variant
-def test_outputs_are_centred_where_time_offset_says(options):
-    """Output frame t depends on input frames equally far to both sides of that centre."""
-    model = network(**options)
-    features, lengths = batch([120])
-    features.requires_grad_()
-    t = 60 // model.subsampling
-    model(features, lengths).nnet_output[0, t].sum().backward()
-    touched = features.grad[0].abs().sum(dim=1).nonzero().flatten()
-    centre = (int(touched[0]) + int(touched[-1])) / 2
-    assert centre == model.subsampling * t + model.time_offset
 
 
 def test_batch_norm_derivative_is_that_of_its_formula():

@@ -24,6 +24,7 @@ from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import read_lattice
 from fsachain.stream import open_file
 from tests import tolerances
+from tests.graph_paths import linear
 from tests.test_rescore import ARPA, WIDE, scores_of
 
 POINTS = [(0.5, 0.0), (1.0, -2.0), (1.7, 0.8), (0.0, 0.4)]
@@ -97,13 +98,7 @@ def shortest(lattice, words=None):
     for state in np.flatnonzero(np.isfinite(lattice.final_cost)):
         fst.set_final(state, float(lattice.final_cost[state]))
     if words is not None:
-        sentence = pywrapfst.VectorFst()
-        sentence.add_states(len(words) + 1)
-        sentence.set_start(0)
-        sentence.set_final(len(words))
-        for place, word in enumerate(words):
-            sentence.add_arc(place, pywrapfst.Arc(word, word, 0.0, place + 1))
-        fst = pywrapfst.compose(fst.arcsort("olabel"), sentence)
+        fst = pywrapfst.compose(fst.arcsort("olabel"), linear(words))
     return float(pywrapfst.shortestdistance(fst, reverse=True)[fst.start()])
 
 
