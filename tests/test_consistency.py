@@ -169,11 +169,6 @@ def test_views_that_do_not_belong_together_are_refused(arguments, error, match):
         )
 
 
-def test_a_negative_factor_is_refused():
-    with pytest.raises(ConfigError, match=r"consistency = -1.0; expected a finite number >= 0"):
-        make_loss(consistency=-1.0)
-
-
 def test_views_share_the_shift_of_frames_and_nothing_else():
     rng = np.random.default_rng(0)
     original = Example("u", "s", (), rng.normal(size=(60, 12)).astype(np.float32))

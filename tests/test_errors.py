@@ -304,6 +304,7 @@ def test_a_numerator_with_a_pdf_that_the_network_lacks_is_named():
         (None, {"xent_regularize": INF}, "xent_regularize = inf"),
         (None, {"denominator_scale": -0.5}, "denominator_scale = -0.5"),
         (None, {"boost": -0.1}, "boost = -0.1; expected a finite number >= 0"),
+        (None, {"consistency": -1.0}, "consistency = -1.0; expected a finite number >= 0"),
         ({}, {}, r"denominators have \[\] pdfs"),
         (connected_graph(0), {}, "denominator is a Fsa; expected a DenominatorGraph"),
     ],

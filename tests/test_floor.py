@@ -6,6 +6,8 @@ import math
 import numpy as np
 import pytest
 import tolerances
+from cli_fixtures import graphs_of
+from graph_paths import Scorer, log_add
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -89,22 +91,11 @@ def test_an_unseen_pair_costs_the_floor_and_begins_anew():
     assert numerator.floored
     pdfs = [tree.pdf(lexicon.phone_id(phone), 0) for phone in ("t", "u", "n", "u")]
 
-    def total(fsa, sequence, start=None, final=None):
-        """Log-sum over the paths of a sequence of pdfs."""
-        forward = {fsa.start: 0.0}
-        for pdf in sequence:
-            after = {}
-            for src, dst, own, log_prob in zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True):
-                if own == pdf and src in forward:
-                    after[dst] = np.logaddexp(after.get(dst, -np.inf), forward[src] + log_prob)
-            forward = after
-        ends = [value + fsa.final_log_prob[state] for state, value in forward.items()]
-        return np.logaddexp.reduce(ends) if ends else -np.inf
-
-    assert total(normalization, pdfs) == -np.inf
-    plain = total(build_numerator(["two", "new"], lexicon, tree).fsa, pdfs)
-    expected = plain + total(normalization, pdfs[:2]) + math.log(FLOOR) + total(normalization, pdfs[2:])
-    assert total(numerator.fsa, pdfs) == pytest.approx(expected, abs=tolerances.GRAPH_COST)
+    plain = build_numerator(["two", "new"], lexicon, tree).fsa
+    score, whole, inside = (Scorer(fsa, log_add) for fsa in (numerator.fsa, plain, normalization))
+    assert inside(pdfs) == -math.inf
+    expected = whole(pdfs) + inside(pdfs[:2]) + math.log(FLOOR) + inside(pdfs[2:])
+    assert score(pdfs) == pytest.approx(expected, abs=tolerances.GRAPH_COST)
 
 
 def test_floors_are_probabilities_and_files_keep_who_needed_one(tmp_path):
@@ -133,7 +124,7 @@ def corpus(fsachain, recorded):
 
 
 def test_a_development_set_keeps_what_the_phone_model_never_saw_and_a_training_set_does_not(fsachain, corpus):
-    data, graphs = corpus / "data", ("--lang", corpus / "lang", "--den", corpus / "den")
+    data, graphs = corpus / "data", graphs_of(corpus)
     outcome = fsachain("num-graphs", data, corpus / "num.npz", *graphs)
     told = ", 4 with n-grams that the phone language model never saw"
     assert outcome.status == 0 and "5 numerators, " in outcome.out and told in outcome.out
@@ -149,19 +140,8 @@ def test_a_development_set_keeps_what_the_phone_model_never_saw_and_a_training_s
         ("compiled", "-", ("--stream", "--jobs", 1)),
     ):
         numerators = "-" if made == "-" else corpus / made
-        step = (
-            "train",
-            data,
-            numerators,
-            corpus / name,
-            *graphs,
-            *config,
-            "--dev",
-            data,
-            numerators,
-            *options,
-        )
-        outcome = fsachain(*step)
+        step = ("train", data, numerators, corpus / name, *graphs, *config, "--dev", data, numerators)
+        outcome = fsachain(*step, *options)
         assert outcome.status == 3, outcome.err
         assert f"development set: 5 utterances{told}" in outcome.err
         log = list(read_log(corpus / name / "train.jsonl"))

@@ -12,6 +12,7 @@ import tolerances
 from graph_paths import Scorer, log_add, pdf_sequences
 from hypothesis import given
 from hypothesis import strategies as st
+from test_grammar import parse_arpa, sentence_log_prob
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
@@ -68,14 +69,7 @@ def test_it_is_stochastic_deterministic_trim_and_accepts_what_it_saw(sentences, 
 
 
 def score(fsa, sentence):
-    arcs = {(s, p): (d, w) for s, d, p, w in zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True)}
-    state, total = fsa.start, 0.0
-    for phone in sentence:
-        state, log_prob = arcs.get((state, phone - 1), (None, -math.inf))
-        if state is None:
-            return -math.inf
-        total += log_prob
-    return total + fsa.final_log_prob[state]
+    return Scorer(fsa)([phone - 1 for phone in sentence])
 
 
 def test_a_bigram_by_hand():
@@ -136,41 +130,16 @@ TOPOLOGIES = ["standard", "compact", "selfless", "minimal"]
 MODEL = estimate_phone_lm([[UNITS.index(unit) + 1 for unit in s] for s in SPELLED], 2, 0, 2)
 
 
-def arpa_probability(text):
-    """log P(sentence) by the definition of the format, read off its lines."""
-    prob, backoff = {}, {}
-    for line in text.splitlines():
-        fields = re.split(r"\t", line)
-        if len(fields) >= 2:
-            words = tuple(fields[1].split())
-            prob[words] = float(fields[0]) * math.log(10)
-            backoff[words] = float(fields[2]) * math.log(10) if len(fields) == 3 else 0.0
-
-    def conditional(history, word):
-        if (*history, word) in prob:
-            return prob[(*history, word)]
-        return backoff.get(history, 0.0) + conditional(history[1:], word)
-
-    def sentence(words, order):
-        said, total = ("<s>",), 0.0
-        for word in (*words, "</s>"):
-            total += conditional(said[-(order - 1) :] if order > 1 else (), word)
-            said = (*said, word)
-        return total
-
-    return sentence
-
-
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_every_sentence_has_the_probability_of_the_arpa_file(order, tmp_path):
     text = estimate_arpa(SPELLED, order, vocabulary=UNITS)
     path = tmp_path / "lm.arpa"
     path.write_text(text)
     fsa = ngram_acceptor(path, UNITS)
-    score, expected = Scorer(fsa, log_add), arpa_probability(text)
+    score, ngrams = Scorer(fsa, log_add), parse_arpa(text)
     for length in range(5):
         for ids in itertools.product(range(3), repeat=length):
-            exact = expected(tuple(UNITS[i] for i in ids), order)
+            exact = sentence_log_prob(ngrams, [UNITS[i] for i in ids], order)
             assert score(ids) == pytest.approx(exact, abs=tolerances.FEW_FLOAT32_TERMS)
     assert len(set(zip(fsa.src.tolist(), fsa.pdf.tolist(), strict=True))) == fsa.num_arcs
     mass = np.bincount(fsa.src, np.exp(fsa.log_prob), fsa.num_states) + np.exp(fsa.final_log_prob)
