@@ -9,10 +9,8 @@ import torch
 from gpu_inputs import connected_graph, left_to_right_graph, needs_gpu, the_host_is_the_reference  # noqa: F401
 
 from fsachain import Fsa, TableBatch, best_path, compile_table
-from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import backend as cuda_call
 from fsachain.backends.cuda import paths as cuda_paths
-from fsachain.backends.reference import sums as reference
 from fsachain.loss.ctc import ctc_loss
 from tools.bench.workloads import connected
 
@@ -76,19 +74,6 @@ def test_scores_beyond_2_to_the_31_elements():
     found = best_path(TableBatch.share(compile_table(fsa), size), scores)
     assert found.score[-1] == frames and (found.arcs[-1] == 1).all()
     assert not found.score[:-1].any() and not found.arcs[0].any()
-
-
-def test_penalties_are_those_of_the_reference():
-    scores = (25.0 * np.random.default_rng(0).normal(size=(4, 70, 2000))).astype(np.float32)
-    lengths, weights, factors = np.array([70, 33, 0, 64]), np.array([1.0, 0.5, 2.0, 0.0]), (0.01, 0.5, 30.0)
-    expected = np.zeros_like(scores)
-    terms = reference.add_penalties(scores, lengths, weights, factors, expected)
-    there = torch.from_numpy(scores).cuda()
-    out, used = torch.zeros_like(there), torch.from_numpy(weights).cuda()
-    inputs = cuda_call.find_device(there), cuda_call.view(there), lengths, cuda_call.view(used), factors
-    found = cuda.add_penalties(*inputs, cuda_call.view(out)).array("float64", (2,))
-    np.testing.assert_allclose(found.cpu().numpy(), terms, rtol=tolerances.FLOAT64)
-    np.testing.assert_allclose(out.cpu().numpy(), expected, rtol=tolerances.LOG_PROB_RELATIVE)
 
 
 def ctc_inputs(size=32, frames=150, labels=40, classes=500):

@@ -21,7 +21,6 @@ from tools.bench import gpu_transducer
 pytestmark = needs_gpu
 
 SIZE, FRAMES, LABELS, CLASSES = 6, 70, 30, 500
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 LOSSES = {
     "regular": lambda *call: rnnt_loss(*call, reduction="none"),
     "modified": lambda *call: rnnt_loss(*call, reduction="none", rnnt_type="modified"),
@@ -63,21 +62,6 @@ def test_losses_and_gradients_are_the_references(name, scale):
         found[0].cpu(), expected[0], rtol=limit, atol=tolerances.log_prob_tolerance(0.0)
     )
     torch.testing.assert_close(found[1].cpu(), expected[1], rtol=0, atol=tolerances.PEER_RNNT_GRADIENT)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_every_type_of_logits_has_the_gradient_of_float64(dtype):
-    logits, targets, frames, labels = make_inputs(dtype)
-    expected = with_gradient(LOSSES["regular"], logits.double(), targets, frames, labels)
-    for loss in (LOSSES["regular"], LOSSES["in place"]):
-        value, gradient = with_gradient(loss, logits.cuda(), targets.cuda(), frames, labels)
-        assert gradient.dtype == dtype
-        limit = tolerances.LOG_PROB_RELATIVE
-        torch.testing.assert_close(
-            value.cpu(), expected[0], rtol=limit, atol=tolerances.log_prob_tolerance(0.0)
-        )
-        atol = tolerances.PEER_RNNT_GRADIENT + torch.finfo(dtype).eps
-        torch.testing.assert_close(gradient.double().cpu(), expected[1], rtol=0, atol=atol)
 
 
 def test_nothing_waits_for_the_device():
