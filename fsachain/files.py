@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import math
 import os
@@ -136,6 +137,18 @@ def parse_json(text: str | bytes, name: str) -> Any:
         raise DataError(f"{name}: the JSON is nested too deep") from error
     except (ValueError, UnicodeDecodeError) as error:
         raise DataError(f"{name}: no JSON ({error})") from error
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """For work that makes many objects which all stay: Python's collector would go through them again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def binary_lines(

@@ -22,7 +22,7 @@ from fsachain.brief import brief
 from fsachain.data.cuts import holds_cuts, read_cuts
 from fsachain.data.utterance import Fault, Faults, Utterance, UtteranceError, is_command, shortened
 from fsachain.errors import DataError
-from fsachain.files import binary_lines, line_text
+from fsachain.files import binary_lines, line_text, without_collector
 
 __all__ = ["DataDir", "Utterance", "is_command", "read_table"]
 
@@ -39,24 +39,27 @@ def table_lines(path: str | Path, faults: Faults) -> Iterator[tuple[int, str, st
     Faults are lines that are not UTF-8, have a byte order mark or zero byte, a key of more than `LONGEST_KEY` letters, or
     one that has come before.
     """
-    first: dict[str, int] = {}
+    first, faulty = dict[str, int](), faults.by_id
     for number, line in binary_lines(path):
         try:
             if not line.isascii() or b"\0" in line:
                 line_text(line, "")
-            key, *rest = line.decode("utf-8").split(None, 1) or [""]
+            fields = line.decode().split(None, 1)
+            if not fields:
+                continue
+            key = fields[0]
             if len(key) > LONGEST_KEY:
                 raise DataError(f": no key in its first {LONGEST_KEY} letters")
         except DataError as error:
             faults.report("table", "", path, number, str(error).removeprefix(": "))
             continue
-        if not key or key in faults.by_id:
+        if key in faulty:
             continue
         if first.setdefault(key, number) != number:
             message = f"key {key!r} occurs twice, first on line {first[key]}"
             faults.report("duplicate id", key, path, number, message)
             continue
-        yield number, key, rest[0].rstrip() if rest else ""
+        yield number, key, fields[1].rstrip() if len(fields) > 1 else ""
 
 
 def read_table(path: str | Path) -> dict[str, tuple[int, str]]:
@@ -76,7 +79,7 @@ def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utt
         raise DataError(
             f"data directory {str(folder)!r} has neither wav.scp nor feats.scp, or they are empty"
         )
-    locate = partial(_location, str(folder), allow_commands)
+    locate = partial(_location, os.path.join(folder, ""), allow_commands)  # noqa: PTH118
     recordings = _table(folder / "wav.scp", faults, locate)
     audio: dict[str, _Stretch] = {name: (place, 0.0, None) for name, place in recordings.items()}
     if (folder / "segments").is_file():
@@ -111,13 +114,16 @@ def _table(
     for name in needed:
         if name not in found:
             faults.report(kind, name, path, 0, f"{kind} for utterance {name!r}")
-    return {key: value for key, value in found.items() if key not in faults.by_id}
+    return {key: value for key, value in found.items() if key not in faults.by_id} if faults.by_id else found
 
 
 def _location(folder: str, allow_commands: bool, key: str, value: str) -> str:
-    """A path, joined to the table's folder, or a command."""
+    """A path, joined to the table's folder, which ends in a slash, or a command."""
     if not value:
         raise UtteranceError("no recording", key, f"{key!r} has no path")
+    place = value if value[0] == "/" else folder + value  # pathlib takes ten times as long
+    if "|" not in value:
+        return place
     if is_command(value) and not allow_commands:
         raise UtteranceError(
             "shell command",
@@ -127,10 +133,10 @@ def _location(folder: str, allow_commands: bool, key: str, value: str) -> str:
         )
     if is_command(value):
         return value
-    if "|" in value and is_command(str(Path(value))):  # such as `file|/`
+    if is_command(str(Path(value))):  # such as `file|/`
         message = f"the path {shortened(value)!r} of {key!r} would be taken for a command; rename the file"
         raise UtteranceError("shell command", key, message)
-    return os.path.join(folder, value)  # noqa: PTH118  pathlib takes ten times as long
+    return place
 
 
 def _stretch(recordings: dict[str, str], key: str, value: str) -> _Stretch:
@@ -229,6 +235,7 @@ class DataDir:
         return DataDir(tuple(filter(keep, self.utterances)))
 
 
+@without_collector()
 def _read(path: Path, allow_commands: bool, faults: Faults) -> tuple[Utterance, ...]:
     reader = read_cuts if holds_cuts(path) else _read_folder
     return tuple(reader(path, allow_commands, faults))

@@ -22,7 +22,7 @@ import numpy as np
 
 from fsachain.brief import brief
 from fsachain.errors import DataError, GraphError
-from fsachain.files import LONGEST_LINE, binary_lines, parse_json, replacing, text_lines
+from fsachain.files import LONGEST_LINE, binary_lines, parse_json, replacing, text_lines, without_collector
 from fsachain.kaldi.symbols import read_symbols
 
 __all__ = ["Lexicon", "Pronunciation"]
@@ -113,6 +113,7 @@ class Lexicon:
             object.__setattr__(self, name, value)
 
     @classmethod
+    @without_collector()
     def read(
         cls,
         path: str | os.PathLike[str],
@@ -307,6 +308,7 @@ class Lexicon:
                 file.write(line)
 
     @classmethod
+    @without_collector()
     def load(cls, path: str | os.PathLike[str]) -> Lexicon:
         """Read a lexicon that `save` wrote.
 
