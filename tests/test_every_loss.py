@@ -25,6 +25,7 @@ from fsachain import (
 
 FRAMES, LABELS, WIDTH, BLANK = [9, 6, 7, 4], [3, 5, 0, 1], 11, 4
 TARGETS = torch.tensor([[1, 1, 2, 0, 0], [0, 1, 2, 3, 0], [0, 0, 0, 0, 0], [3, 0, 0, 0, 0]])
+PADDED = TARGETS.masked_fill(torch.arange(5) >= torch.tensor(LABELS)[:, None], -100)
 EVERY = [0, 1, 2, 3]
 SIZES = {"grid": (9, 6), "frames": (9,), "labels": (6,)}  # of an input, between its sequences and its classes
 REAL_FRAMES = torch.arange(9) < torch.tensor(FRAMES)[:, None]
@@ -37,9 +38,7 @@ DENOMINATOR = DenominatorGraph(connected_graph(5, num_pdfs=WIDTH), WIDTH)
 
 def of(which):
     """Targets without anything in their padding, frames and labels of these sequences."""
-    targets = TARGETS.clone()
-    targets[torch.arange(5) >= torch.tensor(LABELS)[:, None]] = -100
-    return targets[which], [FRAMES[n] for n in which], [LABELS[n] for n in which]
+    return PADDED[which], [FRAMES[n] for n in which], [LABELS[n] for n in which]
 
 
 def boundary(which):
@@ -150,6 +149,15 @@ def test_a_sequence_has_the_same_bits_alone_and_with_any_number_of_threads(name,
     for n in EVERY:
         alone = run(name, [x[n : n + 1] for x in inputs], [n])
         assert_same_bits(alone, [part[n : n + 1] for part in expected], [0])
+
+
+@of_every_loss
+def test_where_torch_makes_tensors_by_default_has_no_influence(name):
+    """A device that `torch.set_default_device` names: lists of lengths and whatever a loss makes on the host stay there."""
+    inputs = make_inputs(name)
+    with torch.device("meta"):
+        found = run(name, inputs)
+    assert_same_bits(found, run(name, inputs))
 
 
 @of_every_loss

@@ -23,6 +23,7 @@ from fsachain.backends.dispatch import BackendName
 from fsachain.batch import TableBatch
 from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError
 from fsachain.graph.ctc import CtcTopology
+from fsachain.loss.autograd import as_tensor
 from fsachain.table import compile_table
 
 Scores = Literal["path", "posterior"]
@@ -149,7 +150,7 @@ def _problem(
     if star == blank:
         raise ConfigError(f"star = {star} is the blank; expected another integer")
     frame_counts, label_counts = (
-        np.full(size, most) if lengths is None else torch.as_tensor(lengths).cpu().numpy()
+        np.full(size, most) if lengths is None else as_tensor(lengths).cpu().numpy()
         for lengths, most in ((input_lengths, num_frames), (target_lengths, targets.shape[1]))
     )
     labels = targets.cpu().numpy().astype(np.int64)

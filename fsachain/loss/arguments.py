@@ -16,6 +16,7 @@ from torch import Tensor
 from fsachain.backends.grid_call import Placed
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.grid import TOPOLOGIES, Ints, Rows
+from fsachain.loss.autograd import as_tensor
 
 REDUCTIONS = ("none", "mean", "sum")
 
@@ -58,7 +59,7 @@ def integers(values: Any, name: str, device: torch.device) -> Tensor:
 
 def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
     """As int64 on the device where they are: that of the logits, or the host."""
-    tensor = torch.as_tensor(values)
+    tensor = as_tensor(values)
     if tensor.device.type != "cpu" and tensor.device != device:
         raise ShapeError(f"{name} is on {tensor.device}; expected {device}, as the logits, or the host")
     # An empty list becomes a tensor of floats.
@@ -128,8 +129,8 @@ def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any,
     return Given(
         integers_there(targets, "targets", logits.device),
         sizes,
-        torch.zeros(0, 0, 0, dtype=torch.int64),
-        torch.tensor([classes, [-1] * len(classes)]),
+        torch.zeros(0, 0, 0, dtype=torch.int64, device="cpu"),
+        as_tensor([classes, [-1] * len(classes)]),
     )
 
 

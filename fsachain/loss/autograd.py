@@ -231,6 +231,12 @@ def by_host(kernel: Callable[[Any], Any], call: Any, device: torch.device) -> An
     return type(found)(*(result.to(device) for result in found))
 
 
+def as_tensor(values: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor where it is, anything else on the host, wherever torch makes tensors by default."""
+    device = values.device if isinstance(values, Tensor) else "cpu"
+    return torch.as_tensor(values, dtype=dtype, device=device)
+
+
 def wants_gradient(tensor: Tensor) -> bool:
     return torch.is_grad_enabled() and tensor.requires_grad
 

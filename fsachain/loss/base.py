@@ -17,7 +17,7 @@ from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.brief import brief
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from fsachain.loss.autograd import Operator, new_buffer, packed, scale_gradient, wants_gradient
+from fsachain.loss.autograd import Operator, as_tensor, new_buffer, packed, scale_gradient, wants_gradient
 
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
@@ -528,11 +528,11 @@ class SequenceLoss(nn.Module, Generic[Record]):
             )
         if lengths is None:
             raise ShapeError(f"lengths is None; expected the frames of each sequence, {shape[:1]} integers")
-        frames = torch.as_tensor(lengths)
+        frames = as_tensor(lengths)
         if list(frames.shape) != shape[:1]:
             raise ShapeError(f"lengths has shape {list(frames.shape)}; expected {shape[:1]}")
-        ones = torch.ones(shape[0], dtype=torch.float64)
-        sequence_weights = ones if weights is None else torch.as_tensor(weights, dtype=torch.float64)
+        ones = torch.ones(shape[0], dtype=torch.float64, device="cpu")
+        sequence_weights = ones if weights is None else as_tensor(weights, torch.float64)
         if list(sequence_weights.shape) != shape[:1]:
             raise ShapeError(f"weights has shape {list(sequence_weights.shape)}; expected {shape[:1]}")
         if views not in (1, 2):
@@ -564,7 +564,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
                 raise ConfigError(
                     f"denominator_of is None; expected one of {list(self.denominators)} for each sequence"
                 )
-            return torch.zeros(batch.size, dtype=torch.int64)
+            return torch.zeros(batch.size, dtype=torch.int64, device="cpu")
         if len(names) != batch.size:
             raise ShapeError(f"denominator_of has {len(names)} names; expected {batch.size}")
         index = {name: position for position, name in enumerate(self.denominators)}
@@ -573,7 +573,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
                 raise ConfigError(
                     f"denominator_of[{n}] = {name!r} ({batch.names[n]}); expected one of {list(index)}"
                 )
-        return torch.tensor([index[name] for name in names])
+        return as_tensor([index[name] for name in names])
 
 
 def check_factor(name: str, value: float) -> float:

@@ -220,7 +220,7 @@ def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores
         values[:, :, first:last] = cells.view(2, len(encoder), last - first, labels)
     if setting.delay_penalty:
         middle = 0.5 * (setting.call.sizes[:, 2:3].double() - 1.0)
-        late = (middle - torch.arange(frames)).to(encoder.device, non_blocking=True)
+        late = (middle - torch.arange(frames, device=middle.device)).to(encoder.device, non_blocking=True)
         values[1] += setting.delay_penalty * late.unsqueeze(2)
     return _Scores(values, stats, step, state)
 

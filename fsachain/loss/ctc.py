@@ -24,7 +24,7 @@ from fsachain.backends.dispatch import BackendName, ctc_backend, is_on_device
 from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.graph.ctc import CtcTopology
 from fsachain.graph.forgive import NOTHING, Forgiveness, Star
-from fsachain.loss.autograd import Operator, scale_gradient, scale_rows, wants_gradient
+from fsachain.loss.autograd import Operator, as_tensor, scale_gradient, scale_rows, wants_gradient
 from fsachain.loss.forgive import forgiving_ctc
 
 Floats = npt.NDArray[np.float64]
@@ -136,9 +136,10 @@ def _ctc(call: CtcCall) -> CtcLosses:
     if call.zero_infinity:
         losses = [0.0 if loss == math.inf else loss for loss in losses]
     if call.reduction == "none":
-        loss = torch.tensor(losses, dtype=_wide(scores))
+        loss = as_tensor(losses, _wide(scores))
     else:
-        loss = torch.scalar_tensor(sum(map(operator.mul, losses, shares)), dtype=_wide(scores))
+        total = sum(map(operator.mul, losses, shares))
+        loss = torch.scalar_tensor(total, dtype=_wide(scores), device="cpu")
     derivative = torch.from_numpy(gradient)
     if call.with_gradient and _is_batch_first(scores):
         derivative = derivative.transpose(0, 1)
@@ -153,7 +154,7 @@ def _shares(call: CtcCall, problem: CtcProblem) -> list[float]:
 
 def _scaled_later(call: CtcCall, losses: Tensor, gradient: Tensor, problem: CtcProblem) -> CtcLosses:
     """Where the gradient lacks the shares; losses [N] in float64."""
-    shares = torch.tensor(_shares(call, problem), dtype=torch.float64).to(losses.device)
+    shares = as_tensor(_shares(call, problem), torch.float64).to(losses.device)
     used = torch.where(losses < math.inf, shares, 0.0)
     if call.zero_infinity:
         losses = torch.where(losses == math.inf, 0.0, losses)
@@ -319,7 +320,7 @@ def _known_labels(call: CtcCall) -> Tensor:
     """The labels on the host; where it does not know them, legal ones in their place."""
     if not _is_beside(call.targets, call.scores):
         return call.targets
-    some = torch.tensor((call.blank + 1) % max(1, call.scores.shape[2]), dtype=call.targets.dtype)
+    some = as_tensor((call.blank + 1) % max(1, call.scores.shape[2]), call.targets.dtype)
     return some.expand(call.targets.shape)
 
 
@@ -401,7 +402,7 @@ def ctc_loss(
     check_budget(memory_budget)
     labels = labels.unsqueeze(0) if log_probs.ndim == 2 and labels.ndim == 1 else labels
     frames = _lengths(input_lengths, "input_lengths", scores)
-    priors = _NONE if log_priors is None else torch.as_tensor(log_priors).detach()
+    priors = _NONE if log_priors is None else as_tensor(log_priors).detach()
     joined = joined_names(names, scores.shape[1])
     penalties: list[float] = []
     star, most_left_out = "mean", 0
@@ -496,7 +497,7 @@ def _on_host_or_beside(values: Any, name: str, scores: Tensor) -> Tensor:
     if isinstance(values, Tensor) and values.is_cpu:
         return values
     try:
-        tensor = torch.as_tensor(values)
+        tensor = as_tensor(values)
     except (TypeError, ValueError) as error:
         raise ShapeError(f"{name} is no tensor of integers ({error})") from error
     if tensor.device.type != "cpu" and tensor.device != scores.device:

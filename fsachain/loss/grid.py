@@ -13,7 +13,7 @@ from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ShapeError
 from fsachain.grid import FREE, MODIFIED, GridBatch
 from fsachain.loss.arguments import check_beside, check_logits, integers
-from fsachain.loss.autograd import Operator, scale_rows
+from fsachain.loss.autograd import Operator, as_tensor, scale_rows
 
 
 def _wide(*tensors: Tensor) -> torch.dtype:
@@ -142,7 +142,7 @@ def check_arcs(px: Tensor, py: Tensor, suffix: str = "") -> tuple[int, int, int,
 def check_boundary(boundary: Any, size: int, labels: int, frames: int, device: torch.device) -> Tensor:
     """[N, 4] int64: s_begin, t_begin, s_end, t_end; None: 0, 0, S, T. Values are checked by the operators."""
     if boundary is None:
-        return torch.tensor([[0, 0, labels, frames]]).expand(size, 4).contiguous()
+        return as_tensor([[0, 0, labels, frames]]).expand(size, 4).contiguous()
     spans = integers(boundary, "boundary", device)
     if spans.shape != (size, 4):
         raise ShapeError(f"boundary has shape {list(spans.shape)}; expected [{size}, 4]")

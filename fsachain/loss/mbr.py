@@ -14,7 +14,15 @@ from fsachain.backends.arrays import check_budget, check_leak
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.errors import BackendUnavailable, ShapeError
-from fsachain.loss.autograd import Operator, by_host, new_buffer, packed, scale_rows, wants_gradient
+from fsachain.loss.autograd import (
+    Operator,
+    as_tensor,
+    by_host,
+    new_buffer,
+    packed,
+    scale_rows,
+    wants_gradient,
+)
 from fsachain.loss.base import (
     MBRRecord,
     SequenceCall,
@@ -210,7 +218,8 @@ def expected_accuracy(
     if accuracy.device != scores.device:
         raise BackendUnavailable(f"accuracy is on {accuracy.device}; expected {scores.device} as the scores")
     batch = packed(batch, "batch")
-    frames = torch.full((scores.shape[0],), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
+    whole = torch.full((scores.shape[0],), scores.shape[1], device="cpu")
+    frames = whole if lengths is None else as_tensor(lengths)
     check_budget(memory_budget)
     key, options = torch.from_numpy(batch.key), (leaky_hmm_coefficient, backend, memory_budget)
     wanted = wants_gradient(scores), wants_gradient(accuracy)

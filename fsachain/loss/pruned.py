@@ -29,7 +29,7 @@ from fsachain.loss.arguments import (
     class_index,
     integers_there,
 )
-from fsachain.loss.autograd import Operator
+from fsachain.loss.autograd import Operator, as_tensor
 from fsachain.loss.grid import check_arcs, check_boundary, mutual_information_recursion
 from fsachain.loss.rnnt import rnnt, rnnt_call
 
@@ -235,7 +235,9 @@ def _checked_symbols(symbols: Tensor, boundary: Tensor, labels: int, width: int)
     An operator, because what is wrong with them is known only when it runs: a symbol of the host that is no class of `width`
     raises, one of a device becomes -1.
     """
-    real = (torch.arange(labels) < boundary[:, 2:3]).to(symbols.device, non_blocking=True)
+    real = (torch.arange(labels, device=boundary.device) < boundary[:, 2:3]).to(
+        symbols.device, non_blocking=True
+    )
     wrong = real & ((symbols < 0) | (symbols >= width))
     if not symbols.is_cpu:
         return torch.where(wrong, -1, torch.where(real, symbols, 0))
@@ -461,7 +463,7 @@ def rnnt_loss_pruned(
         check_symbols(targets, spans, (size, targets.shape[1]), width),
         spans[:, [1, 0, 3, 2]],
         arguments.integers_there(ranges, "ranges", logits.device),
-        torch.tensor([[blank, -1], [-1, -1]]),
+        as_tensor([[blank, -1], [-1, -1]]),
     )
     delay = arguments.check_finite("delay_penalty", delay_penalty)
     call = rnnt_call(

@@ -22,7 +22,7 @@ from fsachain.graph.forgive import Forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
 from fsachain.loss import arguments
 from fsachain.loss.arguments import Given, make_rows
-from fsachain.loss.autograd import Operator, wants_gradient
+from fsachain.loss.autograd import Operator, as_tensor, wants_gradient
 from fsachain.loss.grid import grid, score_batch
 
 # `rnnt` computes log Z and keeps occupancies of arcs, which are small; its backward makes the gradient from them, in one
@@ -206,7 +206,7 @@ def rnnt_call(logits: Tensor, given: Given, arcs: Sequence[GridArc], **options: 
         "delays": [0.0] * len(arcs),
         "forgive": [],
     } | options
-    return RnntCall(logits, *given, torch.tensor(arcs), with_gradient=wants_gradient(logits), **every)
+    return RnntCall(logits, *given, as_tensor(arcs), with_gradient=wants_gradient(logits), **every)
 
 
 def rnnt_loss(
@@ -401,12 +401,12 @@ class TransducerLattice:
     def log_prob(self) -> Tensor:
         """log Z [N] (21), float64, differentiable in the scores: the gradient is the occupancy."""
         differentiable = torch.is_grad_enabled() and self.scores.requires_grad
-        return grid(self.scores, self.sizes, torch.tensor(self.arcs), self.backend, differentiable).log_prob
+        return grid(self.scores, self.sizes, as_tensor(self.arcs), self.backend, differentiable).log_prob
 
     @torch.no_grad()
     def occupancy(self) -> TransducerOccupancy:
         """Equation (22)."""
-        log_prob, g = grid(self.scores, self.sizes, torch.tensor(self.arcs), self.backend, True)
+        log_prob, g = grid(self.scores, self.sizes, as_tensor(self.arcs), self.backend, True)
         label, blank = (
             sum(
                 (g[:, k] for k, arc in enumerate(self.arcs) if arc.labels == count), torch.zeros_like(g[:, 0])
@@ -419,7 +419,7 @@ class TransducerLattice:
     def best_alignment(self) -> list[TransducerAlignment]:
         """The best path of each sequence."""
         wide = self.scores.to(torch.promote_types(self.scores.dtype, torch.float32)).contiguous()
-        batch = score_batch(list(wide.shape), self.sizes, torch.tensor(self.arcs))
+        batch = score_batch(list(wide.shape), self.sizes, as_tensor(self.arcs))
         scores, paths = dispatch.grid(wide, self.backend).best_paths(batch, wide.view(-1))
         is_label = np.array([arc.labels == 1 for arc in self.arcs])
         return [

@@ -13,7 +13,15 @@ from fsachain.backends.arrays import check_budget, check_leak
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.errors import BackendUnavailable, ShapeError
-from fsachain.loss.autograd import Operator, by_host, new_buffer, packed, scale_rows, wants_gradient
+from fsachain.loss.autograd import (
+    Operator,
+    as_tensor,
+    by_host,
+    new_buffer,
+    packed,
+    scale_rows,
+    wants_gradient,
+)
 
 _NO_WEIGHTS, _NO_COUNTS = torch.zeros(0), torch.zeros(0, dtype=torch.int64)
 
@@ -166,13 +174,14 @@ def total_log_prob(
             f"scores is a {type(scores).__name__}; expected a torch tensor (numpy: use forward_backward)"
         )
     batch = packed(batch, "batch")
-    frames = torch.full((scores.shape[0],), scores.shape[1]) if lengths is None else torch.as_tensor(lengths)
+    whole = torch.full((scores.shape[0],), scores.shape[1], device="cpu")
+    frames = whole if lengths is None else as_tensor(lengths)
     check_budget(memory_budget)
     weights, counts, rows = _NO_WEIGHTS, _NO_COUNTS, 0
     if arc_log_probs is not None:
         num_arcs = [table.num_arcs for table in batch.tables]
         _check_weights(arc_log_probs, sum(num_arcs), scores)
-        weights, counts = arc_log_probs, torch.tensor(num_arcs)
+        weights, counts = arc_log_probs, as_tensor(num_arcs)
         rows = (batch.size if batch.is_shared else 1) if wants_gradient(weights) else 0
     options = leaky_hmm_coefficient, backend, memory_budget, rows, wants_gradient(scores)
     key = torch.from_numpy(batch.key)

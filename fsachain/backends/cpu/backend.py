@@ -340,7 +340,9 @@ def _run(batch: TableBatch, job: _Job) -> Floats:
     """[2, N], log Z and E[A]: each sequence in the first kind of number that is wide enough for it."""
     found, waiting = np.zeros((2, batch.size)), np.arange(batch.size)
     # A third of a nanosecond for an arc that sequences share, some 5 for another.
-    arcs = 0.3 * batch.tables[0].num_arcs if batch.is_shared else 5.0 * max(x.num_arcs for x in batch.tables)
+    arcs = (
+        0.3 * batch.tables[0].num_arcs if batch.is_shared else 5.0 * max([x.num_arcs for x in batch.tables])
+    )
     work = arcs * float(job.lengths.sum())
     for dtype, kind in _kinds(batch, job):
         if waiting.size:
