@@ -110,7 +110,11 @@ class CtcLosses(NamedTuple):
 def _ctc(call: CtcCall) -> CtcLosses:
     scores = call.scores
     if is_on_device(scores, call.backend):
-        return _forgiving(call) if call.penalties else _on_device(call)
+        problem = call.problem(call.targets if call.penalties else _known_labels(call))
+        check_labels(problem)
+        if call.unnormalized == "error" and call.inputs != "logits":
+            _check_sums_there(scores, call.input_lengths, call.names)
+        return _forgiving(call, problem) if call.penalties else _on_device(call, problem)
     problem, rows, is_logits = call.problem(call.targets), _rows(scores), call.inputs == "logits"
     gradient = _gradient_of(scores, call.with_gradient)
     module, out = ctc_backend(call.backend, scores), gradient.reshape(-1)
@@ -192,10 +196,9 @@ def _ctc_gradient(
 ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
 
 
-def _forgiving(call: CtcCall) -> CtcLosses:
+def _forgiving(call: CtcCall, problem: CtcProblem) -> CtcLosses:
     """On a device, where such targets have graphs of their own."""
-    scores, with_gradient, problem = call.scores, call.with_gradient, call.problem(call.targets)
-    check_labels(problem)
+    scores, with_gradient = call.scores, call.with_gradient
     wide = scores.detach() if scores.element_size() >= 4 else scores.detach().float()
     log_probs = normalized = wide.log_softmax(2) if call.inputs == "logits" else wide
     if call.log_priors.numel():
@@ -283,16 +286,13 @@ def _check_sums_there(scores: Tensor, lengths: Tensor, names: str) -> None:
         _refuse_sums(on_host, scores.detach(), "error", names)
 
 
-def _on_device(call: CtcCall) -> CtcLosses:
+def _on_device(call: CtcCall, problem: CtcProblem) -> CtcLosses:
     """The host waits for lengths and priors that are on the device, and for nothing else.
 
     Labels are checked if the host has them; else they stay where they are, and an illegal one makes its loss NaN.
     """
     scores, is_logits = call.scores, call.inputs == "logits"
-    device, problem = cuda.find_device(scores), call.problem(_known_labels(call))
-    check_labels(problem)
-    if call.unnormalized == "error" and not is_logits:
-        _check_sums_there(scores, call.input_lengths, call.names)
+    device = cuda.find_device(scores)
     gradient = scores.new_empty((0, 0, 0), dtype=_wide(scores))
     if call.with_gradient:
         is_batch_first = _is_batch_first(scores)

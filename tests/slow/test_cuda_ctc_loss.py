@@ -8,7 +8,7 @@ import tolerances
 import torch
 from device_arrays import needs_host_compiler
 
-from fsachain import Forgiveness
+from fsachain import DataError, Forgiveness
 from fsachain.graph.ctc import CtcTopology
 from fsachain.loss.ctc import ctc, ctc_loss
 from tools.cuda_on_host.pretend import pretended
@@ -76,3 +76,14 @@ def test_losses_of_targets_that_may_be_wrong_are_those_of_the_reference(star):
     options = {"inputs": "logits", "reduction": "none", "forgive": Forgiveness(1.0, 0.5, 0.7, star)}
     arguments = random_scores(), TARGETS, LENGTHS, TARGET_LENGTHS
     assert_equal(both(*arguments, text="forward_backward.cu", **options))
+
+
+@pytest.mark.parametrize("forgive", [None, Forgiveness(1.0, 0.5, 0.7)])
+def test_rows_that_do_not_sum_to_one_are_refused_where_that_was_asked_for(forgive):
+    options = {"unnormalized": "error", "forgive": forgive}
+    with pretended():
+        ctc_loss(random_scores().log_softmax(2), TARGETS, LENGTHS, TARGET_LENGTHS, **options)
+        with pytest.raises(
+            DataError, match=r"sequence 0: the probabilities of frame [0-7] sum to .*; expected 1"
+        ):
+            ctc_loss(random_scores(), TARGETS, LENGTHS, TARGET_LENGTHS, **options)
