@@ -117,6 +117,21 @@ def test_what_else_may_have_been_said_becomes_numerators(fsachain, exp, inputs, 
     assert any(len(numerator.words) > len(best[name]) for name, numerator in numerators.items())
 
 
+def test_patterns_take_the_place_of_transcripts_that_cannot_be_used(fsachain, exp, inputs, recorded):
+    """An empty transcript, and one with a word that the lexicon lacks; patterns of nobody are refused."""
+    train, patterns = recorded / "patterned", recorded / "patterns.txt"
+    shutil.copytree(recorded / "data", train)
+    (train / "text").write_text("u1\nu2 maybe\nu3 yes\nu4 no\nu5 no yes\n")
+    patterns.write_text("u1 ( 0.6 yes | 0.4 no )\nu2 * no *\nu9 yes\n")
+    inputs[1] = train
+    outcome = fsachain("run", exp, *inputs, "--patterns", patterns, "--to", "graphs")
+    assert outcome.status == EXIT_LEFT_OUT, outcome.err  # of the phone language model
+    assert set(load_numerators(exp / "graphs" / "train.npz")) == {"u1", "u2", "u3", "u4", "u5"}
+    patterns.write_text("u9 yes\n")
+    given = ("run", exp.with_name("other"), *inputs, "--patterns", patterns, "--to", "graphs")
+    assert_one_line(fsachain(*given), "patterns.txt: has 1 utterance, the first is 'u9'; expected some of")
+
+
 def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inputs):
     first = [*inputs, "--set", "phone_lm.ngram_order=2", "--set", "phone_lm.no_prune_ngram_order=2"]
     fsachain.ok("run", exp, *first, "--to", "train")

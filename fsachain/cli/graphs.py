@@ -177,6 +177,11 @@ def make_numerators(
     """Without `normalization` the numerators are unnormalised; `floor` is as for `build_numerator`, `patterns` for some."""
     resources = resources or Resources()
     lines = {} if patterns is None else {name: line for name, (_, line) in read_table(patterns).items()}
+    if lines and lines.keys().isdisjoint(data.transcripts):
+        raise DataError(
+            f"{patterns}: has {counted(len(lines), 'utterance')}, the first is {next(iter(lines))!r}; expected some of "
+            "those in the data set"
+        )
     made = build_numerators(lang, data, normalization, resources, forgive, floor, lines)
     return _write(out, lang, *made, "graphs" if lines else "transcripts", resources, forgive)
 
@@ -211,12 +216,15 @@ def build_numerators(
     """The numerators by utterance id, and the faults of the utterances without one.
 
     An utterance has none if it is without words, has a word that the lexicon refuses, or says what the
-    normalization does not accept, without a `floor`. Those that have `patterns` are made of these.
+    normalization does not accept, without a `floor`. Those that have `patterns` are made of these, whatever their
+    transcripts are.
     """
     make = partial(_Builder(lang, normalization, forgive, floor).of_either, {pattern.LOOP: any_phones(lang)})
-    usable, bad = usable_transcripts(data.transcripts, lang.lexicon)
-    lines = [(name, (name, (patterns or {}).get(name, words))) for name, words in usable.items()]
-    found, refused = (resources or Resources()).collect(make, lines, "numerators")
+    transcripts, lines = data.transcripts, patterns or {}
+    usable, bad = usable_transcripts({k: v for k, v in transcripts.items() if k not in lines}, lang.lexicon)
+    said: dict[str, str | Sequence[str]] = {**usable, **lines}
+    given = [(name, (name, said[name])) for name in transcripts if name in said]
+    found, refused = (resources or Resources()).collect(make, given, "numerators")
     faults = {fault.id: fault for fault in [*bad, *(replace(fault, kind="no path") for fault in refused)]}
     return found, [faults[one.id] for one in data if one.id in faults]
 
