@@ -1,5 +1,6 @@
 """What holds of every network: an utterance alone, padded, in a batch or chunk by chunk gives the same outputs."""
 
+import numpy as np
 import own_networks
 import pytest
 import test_conformer
@@ -7,11 +8,12 @@ import test_tdnnf
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import NETWORK_FLOAT64
+from tolerances import NETWORK_FLOAT32, NETWORK_FLOAT64
 
 from fsachain.cli.config import Experiment
 from fsachain.cli.model import AcousticModel, begin_network, permitted_imports, read_weights
 from fsachain.data.cmvn import Cmvn
+from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.nn import Conformer, StreamingModel
 from fsachain.train.checkpoint import Checkpoint
@@ -269,3 +271,18 @@ def test_a_file_of_which_nothing_fits_is_refused(tmp_path):
     missing = experiment_of(kind=PLAIN, init_from=str(tmp_path / "absent.safetensors"))
     with pytest.raises(DataError, match=r"absent\.safetensors: cannot read the weights"):
         begin_network(missing, missing.network_spec(4))
+
+
+def test_outputs_of_shifted_features_are_averaged(tmp_path):
+    """Five passes of the network, features two frames late to two early, their edges repeated; 9 and 4 frames."""
+    model = AcousticModel.load(model_of(tmp_path))
+    features = {n: np.random.default_rng(n).normal(size=(n, 5)).astype(np.float32) for n in (9, 4)}
+    examples = [Example(f"utt{n}", "speaker", (), found) for n, found in features.items()]
+    found = model.outputs(examples, frame_shift=2)
+    for example in examples:
+        frames, last = np.arange(example.num_frames), example.num_frames - 1
+        moved = [example.features[(frames + shift).clip(0, last)] for shift in range(-2, 3)]
+        with torch.inference_mode():
+            alone = [model.network(torch.tensor(one[None]), torch.tensor([last + 1])) for one in moved]
+        mean = sum(one.nnet_output[0] for one in alone) / 5
+        np.testing.assert_allclose(found[example.id], mean, atol=NETWORK_FLOAT32)

@@ -401,6 +401,8 @@ class DecodingConfig:
         word_insertion_penalties (nats): costs per word that are tried.
         open_vocabulary: whether words that the grammar lacks are spelt by an n-gram of the lexicon's phones.
         unknown_word_penalties (nats): costs per such word that are tried.
+        frame_shift (input frames): network outputs are the mean over features delayed and advanced by up to this many
+            frames, that is 2 n + 1 passes of the network; for one trained with `augment.frame_shift`.
         search: beams of the decoder.
     """
 
@@ -409,7 +411,11 @@ class DecodingConfig:
     word_insertion_penalties: tuple[float, ...] = (-0.5, 0.0, 0.5)
     open_vocabulary: bool = False
     unknown_word_penalties: tuple[float, ...] = (0.0, 2.0, 4.0)
+    frame_shift: int = 0
     search: DecoderConfig = field(default_factory=DecoderConfig)
+
+    def __post_init__(self) -> None:
+        check_range(self, "[0, inf)", "frame_shift")
 
 
 def _known(sections: Mapping[str, Any], where: str) -> Mapping[str, Any]:

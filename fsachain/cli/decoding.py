@@ -154,11 +154,16 @@ class DecodingGraphs:
         return NgramScores(grammar)
 
 
-def network_outputs(model: AcousticModel, data: DataDir, resources: Resources) -> tuple[DataDir, Outputs]:
-    """The utterances that can be used, and network outputs [T', P] by id, with a bar; errors as `Resources.read`."""
+def network_outputs(
+    model: AcousticModel, data: DataDir, resources: Resources, frame_shift: int = 0
+) -> tuple[DataDir, Outputs]:
+    """The utterances that can be used, and network outputs [T', P] by id, with a bar; errors as `Resources.read`.
+
+    `frame_shift` is that of `AcousticModel.outputs`; searches take `decoding.frame_shift`.
+    """
     usable, (examples,) = resources.load(data, model.experiment.features)
     with counter("network") as update:
-        outputs = model.outputs(normalise_set(examples, model.cmvn), update)
+        outputs = model.outputs(normalise_set(examples, model.cmvn), update, frame_shift)
     if resources.bad_data is not None:
         usable = usable.select(lambda utterance: utterance.id in outputs)
     return usable, outputs
@@ -229,7 +234,7 @@ def tune_data(
     fresh(out, *TUNED, *SCORED)
     graphs.tell_unknown(data, "development set")
     options = model.experiment.decoding
-    data, outputs = network_outputs(model, data, resources)
+    data, outputs = network_outputs(model, data, resources, options.frame_shift)
     axes: dict[str, Sequence[float]] = {
         "lm_weights": options.lm_weights,
         "word_insertion_penalties": options.word_insertion_penalties,
@@ -283,8 +288,9 @@ def decode_data(
     check_lang(model, graphs.lang)
     fresh(out, *SCORED, *KEPT, *(f"lattices.{ending}" for _, ending in LATTICES.values()))
     graphs.tell_unknown(data, "transcripts")
-    data, outputs = network_outputs(model, data, resources)
-    graph, options = graphs.build(weights), model.experiment.decoding.search
+    decoding = model.experiment.decoding
+    data, outputs = network_outputs(model, data, resources, decoding.frame_shift)
+    graph, options = graphs.build(weights), decoding.search
     if lattices is None:
         with resources.searching("decoding") as how:
             found = decode_outputs(outputs, graph, graphs.words, options, **how)
@@ -373,7 +379,8 @@ def rescore_data(
     fresh(out, *TUNED, *SCORED)
     lexicon = graphs.lang.lexicon
     old, new = graphs.scores(graphs.grammar), graphs.scores(grammar_from_arpa(second, lexicon))
-    config, options = model.experiment.rescoring, model.experiment.decoding.search
+    config, decoding = model.experiment.rescoring, model.experiment.decoding
+    options = decoding.search
     if kept is not None:
         weights = _kept_weights(kept)
 
@@ -383,7 +390,7 @@ def rescore_data(
             found = _kept_lattices(folder)
             data = data.select(lambda utterance: utterance.id in found)
         else:
-            data, outputs = network_outputs(model, data, resources)
+            data, outputs = network_outputs(model, data, resources, decoding.frame_shift)
             graph = graphs.build(weights)
             with resources.searching("search") as how:
                 found = search_lattices(outputs, graph, graphs.words, options, **how)
@@ -505,8 +512,8 @@ def mend(
             raise click.UsageError(f"--{option_name}: transcripts are mended with words of the lexicon alone")
     graphs, weights = DecodingGraphs.of(lang, **search)
     fresh(out, "text", "changes.txt", "patterns.txt")
-    data, outputs = network_outputs(model, data, resources)
-    options = model.experiment.decoding.search
+    options, frame_shift = model.experiment.decoding.search, model.experiment.decoding.frame_shift
+    data, outputs = network_outputs(model, data, resources, frame_shift)
     wide = max(options.lattice_beam, MENDING_BEAM)
     wide_options = replace(options, lattice_beam=wide, first_beam=max(options.first_beam, wide))
     forgive, written = Forgiveness(substitution, insertion, deletion), data.transcripts

@@ -18,6 +18,7 @@ from torch import nn
 from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.lang import LEXICON, TREE, Lang, load_lang
 from fsachain.cli.options import FOLDER, Read, note, option
+from fsachain.data.augment import shift_frames
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples
 from fsachain.data.kaldi_dir import DataDir
@@ -120,23 +121,31 @@ class AcousticModel:
         return normalise_set(load_examples(data, self.experiment.features), self.cmvn)
 
     def outputs(
-        self, examples: Sequence[Example], progress: Callable[[int, int], None] | None = None
+        self,
+        examples: Sequence[Example],
+        progress: Callable[[int, int], None] | None = None,
+        frame_shift: int = 0,
     ) -> dict[str, NDArray[np.float32]]:
         """Network outputs [T', P] by utterance id; an utterance without frames has none.
 
-        `progress` is called with (utterances done, utterances in all).
+        They are the mean over features delayed by -`frame_shift` to `frame_shift` frames. `progress` is called with
+        (utterances done, utterances in all).
         """
         found: dict[str, NDArray[np.float32]] = {}
         with torch.inference_mode():
             # Utterances of similar length together, so that little padding is computed.
             ordered = sorted((e for e in examples if e.num_frames), key=lambda example: example.num_frames)
             for start in range(0, len(ordered), _BATCH_SIZE):
-                features = collate(ordered[start : start + _BATCH_SIZE])
-                result = self.network(features.features, features.lengths)
-                for name, scores, length in zip(
-                    features.ids, result.nnet_output.numpy(), result.lengths.tolist(), strict=True
-                ):
-                    found[name] = scores[:length].copy()
+                batch = ordered[start : start + _BATCH_SIZE]
+                passes = []
+                for shift in range(-frame_shift, frame_shift + 1):
+                    moved = collate(
+                        [replace(one, features=shift_frames(one.features, shift)) for one in batch]
+                    )
+                    passes.append(self.network(moved.features, moved.lengths))
+                scores = torch.stack([one.nnet_output for one in passes]).mean(dim=0).numpy()
+                for example, own, length in zip(batch, scores, passes[0].lengths.tolist(), strict=True):
+                    found[example.id] = own[:length].copy()
                 if progress is not None:
                     progress(len(found), len(examples))
         return {example.id: found[example.id] for example in examples if example.id in found}
