@@ -29,6 +29,7 @@ from recipes.handwriting.prepare import NUM_FEATURES
 from recipes.handwriting.prepare import prepare as prepare_handwriting
 from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir
 from recipes.pipeline.main import DONE, run_recipe
+from recipes.weak_transcripts import compare as compare_ways
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -159,6 +160,29 @@ def test_each_speaker_is_left_out_in_turn_and_stands_in_one_table(shared, tmp_pa
     rows = [line.split("|")[1].strip() for line in (tmp_path / "table.md").read_text().splitlines()]
     assert rows == ["left out", "---", "jackson", "theo", "mean", "worst"]
     assert (tmp_path / "table.md").read_text() in capsys.readouterr().out
+
+
+def test_transcripts_are_mended_by_networks_that_have_not_heard_them(download, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(compare_ways.CORPORA, "digits", few_of(prepare_digits))
+    options = [part.replace("--set=", "") for part in SMALL]
+    sets = [part for option in options for part in ("--set", option)]
+    ways = ["plain", "forgiving", "mended", "mended crosswise"]
+    kinds = ["--objectives", "LF-MMI", "--errors", "17/17/17", "--seeds", "1", "--ways", *ways]
+    arguments = [f"--data={download}", f"--exp={tmp_path}", *kinds, *sets]
+    assert compare_ways.main(arguments) in DONE
+    table = (tmp_path / "table.md").read_text()
+    assert table in capsys.readouterr().out
+    assert table.splitlines()[0].split(" | ")[4:-1] == [*ways, "clean"]
+    crosswise = tmp_path / "digits-lf-mmi-17_17_17-mended_crosswise-1"
+    written = read_text(tmp_path / "digits-lf-mmi-17_17_17-plain-1" / "data" / "train" / "text")
+    unheard = []
+    for part in sorted(crosswise.glob("part-*")):
+        heard = read_text(part / "data" / "train" / "text")
+        mended = read_text(part / "mended" / "text")
+        assert not heard.keys() & mended.keys()
+        unheard += mended
+    assert sorted(unheard) == sorted(written)
+    assert read_text(crosswise / "mended" / "text").keys() == written.keys()
 
 
 def test_synthetic_speech_is_the_same_in_every_process(tmp_path):
