@@ -85,6 +85,7 @@ LOSSES = {
     "ctc of log-probs": ctc("log_probs"),
     "ctc, forgiving": ctc("logits", forgive=FORGIVING),
     **{kind: rnnt(rnnt_type=kind) for kind in ("regular", "modified", "constrained")},
+    "log-probs": rnnt(fused_log_softmax=False),
     "in place": rnnt(inplace=True),
     "forgiving": rnnt(forgive=FORGIVING),
     "hat": (["grid"], lambda which, x, **more: hat_loss(x, *of(which), BLANK, "none", **more)),

@@ -289,7 +289,7 @@ def _chunk_gradient(
 ) -> Tensor:
     """The gradient by the logits of one chunk, in their dtype."""
     placed = _chunk_rows(setting, list(logits.shape), first)
-    g = scores.values[:, :, first : first + logits.shape[1]].reshape(2, -1)
+    g = scores.values[:, :, first : first + logits.shape[1]].contiguous().view(2, -1)
     if setting.is_constrained:
         g = g.clone()  # a view where there is one chunk
         setting.backend.release(placed, g)

@@ -49,12 +49,9 @@ def forgiving_ctc(
     if not with_gradient:
         return log_prob, scores.new_empty((0, 0, 0))
     taken = occupancy.neg_().transpose(0, 1)
-    stars = taken[:, :, -1]
-    shares = torch.where(stars == 0, math.inf, star)  # of units that are all impossible, too
-    found = (scores - shares.unsqueeze(2)).exp_().mul_(stars.unsqueeze(2))
+    stars = taken[:, :, -1:]  # 0 in padding and in sequences without paths, where scores may be anything
+    found = (scores - star.unsqueeze(2)).exp_().mul_(stars).masked_fill_(stars == 0, 0.0)
     found[:, :, problem.blank] = 0.0
-    for n, frames in enumerate(problem.frame_counts.tolist()):
-        found[frames:, n] = 0.0  # where scores may be anything
     return log_prob, found.scatter_add_(2, index, taken[:, :, :-1])
 
 

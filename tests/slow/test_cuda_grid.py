@@ -1,4 +1,4 @@
-"""The grid's kernels, run on the host: the oracle's sums and occupancies, the CPU's paths, and no bit from the batch."""
+"""The grid's kernels, run on the host: the oracle's sums and occupancies, and the CPU's paths."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,6 @@ from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.cuda.device import DeviceArray
 from fsachain.backends.cuda.grid import GridPlan
 from fsachain.backends.reference import grid as reference_grid
-from fsachain.grid import GridBatch
 from tools.cuda_on_host import HostDevice, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
@@ -92,19 +91,6 @@ def test_no_bit_depends_on_the_blocks_or_on_where_the_last_steps_lie(topology):
         assert_same_bits(run(batch, values, plan), expected)
         assert_same_paths(best(batch, values, plan), paths)
     assert_close(expected, by_oracle(batch, values))
-
-
-@of_every_topology
-def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(topology):
-    arcs = TOPOLOGIES[topology]
-    batch, values = make_grids(arcs, FRAMES, LABELS, 3.0, 1, np.float32)
-    together = run(batch, values)
-    shape = (len(arcs), len(FRAMES), -1)
-    for n in range(len(FRAMES)):
-        single = GridBatch(batch.arcs, batch.sizes[n : n + 1], batch.boxes[n : n + 1])
-        log_prob, occupancy = run(single, values)
-        np.testing.assert_array_equal(log_prob[0], together[0][n])
-        np.testing.assert_array_equal(occupancy.reshape(shape)[:, n], together[1].reshape(shape)[:, n])
 
 
 def test_scores_lie_anywhere():

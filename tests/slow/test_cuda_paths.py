@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from device_arrays import on_device, upper_halves
+from device_arrays import on_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
@@ -122,18 +122,6 @@ def test_more_active_pdfs_than_threads_hold_in_registers():
     plan = replace(make_plan(device.limits, batch, np.array(lengths)), threads=32)
     found = run(device, batch, on_device(device, scores), lengths, plan)
     assert_same(found, best_path(batch, scores, backend="cpu"), lengths)
-
-
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.uint16])
-def test_every_type_of_scores_is_read(dtype):
-    batch, lengths = mixed_batch()
-    values = random_scores(batch, 12, 3.0).astype(np.float64 if dtype == np.float64 else np.float32)
-    given_scores, same = (
-        upper_halves(values) if dtype == np.uint16 else (values.astype(dtype), values.astype(dtype))
-    )
-    device = HostDevice()
-    found = run(device, batch, on_device(device, given_scores), lengths, changed(batch, lengths))
-    assert_same(found, best_path(batch, same, lengths, backend="cpu"), lengths)
 
 
 @pytest.mark.parametrize("every", [64, 4])

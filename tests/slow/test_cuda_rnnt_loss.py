@@ -1,4 +1,4 @@
-"""Transducer losses of tensors on a device, its kernels run on the host: values, gradients, errors are those of the host."""
+"""Transducer losses of tensors on a device, its kernels run on the host: values and gradients are those of the host."""
 
 from contextlib import nullcontext
 
@@ -53,7 +53,6 @@ LOSSES = {
     "hat": lambda x: hat_loss(x, *SIZES, BLANK, "none"),
     "tdt": lambda x: tdt_loss(x, *SIZES, DURATIONS, BLANK, "none", sigma=0.1),
 }  # fmt: skip
-of_every_loss = pytest.mark.parametrize("kind", LOSSES)
 
 
 def both(call, *inputs):
@@ -75,24 +74,9 @@ def assert_equal(found, limit=tolerances.FLOAT64):
         torch.testing.assert_close(ours, theirs, rtol=limit, atol=limit)
 
 
-@of_every_loss
+@pytest.mark.parametrize("kind", LOSSES)
 def test_losses_and_gradients_are_those_of_the_host(kind):
     assert_equal(both(LOSSES[kind], make_logits(3.0)))
-
-
-@of_every_loss
-def test_padding_and_illegal_sequences_are_those_of_the_host(kind):
-    x = make_logits().detach()
-    for n, (t, u) in enumerate(zip(FRAMES, LABELS, strict=True)):
-        x[n, t:], x[n, :, u + 1 :] = torch.nan, torch.nan
-    x[1, 2, 1] = torch.inf
-    found = both(LOSSES[kind], x)
-    assert not found[0][0][[0, 2, 3]].isnan().any() and torch.equal(found[0][0].isnan(), found[1][0].isnan())
-    losses, gradient = (torch.nan_to_num(values) for values in found[0])
-    expected = tuple(torch.nan_to_num(values) for values in found[1])
-    if kind != "log-probs":  # torch's own log_softmax makes NaN of them
-        assert torch.isfinite(found[0][1]).all() and not found[0][1][1].any()
-    assert_equal([(losses, gradient), expected])
 
 
 @pytest.mark.parametrize("rnnt_type", TYPES)
