@@ -25,7 +25,7 @@ from fsachain import (
     rnnt_loss,
 )
 from fsachain.backends.ctc import make_problem
-from fsachain.loss.forgive import forgiving_ctc
+from fsachain.loss.ctc import forgiving_ctc
 
 TOPOLOGIES = ["standard", "selfless", "minimal"]
 OPTIONS = Forgiveness(1.0, 0.5, 0.7, "sum", 2)

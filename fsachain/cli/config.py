@@ -40,7 +40,7 @@ from fsachain.train.config import TrainConfig, changes, from_dict, load_yaml, to
 from fsachain.train.schedule import Schedule, Scheduled, value_at, values_of
 
 BUILT_IN: dict[str, type[nn.Module]] = {"tdnnf": Tdnnf, "conformer": Conformer}
-_DERIVED = ("num_features", "num_pdfs")
+DERIVED = ("num_features", "num_pdfs")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _EXPECTED = {
     "forward": "forward(features [N, T, F], lengths [N]) -> NetworkOutput",
@@ -74,7 +74,7 @@ class NetworkSpec:
             )
         if not isinstance(self.init_from, str | None):
             raise ConfigError(f"network.init_from: expected the path of a file, got {self.init_from!r}")
-        for name in sorted(set(_DERIVED) & self.options.keys()):
+        for name in sorted(set(DERIVED) & self.options.keys()):
             raise ConfigError(f"network.{name}: is not an option, it follows from features and tree")
 
     @property
@@ -88,7 +88,7 @@ class NetworkSpec:
         kind = _config_class(self._class)
         if kind is None:
             return None
-        for name in _DERIVED:
+        for name in DERIVED:
             if name not in kind.__dataclass_fields__:
                 raise ConfigError(
                     f"network.kind: {self.kind}: {kind.__name__} has no field {name!r}; expected one"
@@ -174,7 +174,7 @@ def _check_arguments(path: str, constructor: type, arguments: Mapping[str, Any])
     parameters = inspect.signature(constructor).parameters
     if not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         for name in arguments.keys() - parameters.keys():
-            if name in _DERIVED:
+            if name in DERIVED:
                 raise ConfigError(f"network.kind: {path}: takes no argument {name!r}; expected one")
             near = difflib.get_close_matches(name, parameters, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(parameters)}"

@@ -12,19 +12,13 @@ from typing import Any, NamedTuple
 
 import click
 
-from fsachain.cli.config import Experiment, read_experiment
+from fsachain.cli.config import BUILT_IN, DERIVED, Experiment, NetworkSpec, read_experiment
 from fsachain.cli.options import FILE, command, option
 from fsachain.errors import require
-from fsachain.nn.conformer import ConformerConfig
-from fsachain.nn.tdnnf import TdnnfConfig
 from fsachain.train.config import flat, to_dict
 
 # The networks of the package: what they need beside these options follows from features and tree.
-NETWORKS: dict[str, Any] = {
-    kind: config(num_features=1, num_pdfs=1)
-    for kind, config in (("tdnnf", TdnnfConfig), ("conformer", ConformerConfig))
-}
-_DERIVED = ("num_features", "num_pdfs")
+NETWORKS: dict[str, Any] = {kind: NetworkSpec(kind, {}, 1, 1).config for kind in BUILT_IN}
 SECTIONS = tuple(field.name for field in dataclasses.fields(Experiment))
 _ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*)(?: \((?P<unit>[^)]+)\))?: (?P<meaning>.*)", re.DOTALL)
 _WIDTH = 120
@@ -68,7 +62,7 @@ def options_of(section: Any, place: str) -> Iterator[Option]:
         inner, name = getattr(section, field.name), f"{place}.{field.name}"
         if dataclasses.is_dataclass(inner) and isinstance(values[field.name], dict):
             yield from options_of(inner, name)
-        elif field.name not in _DERIVED:
+        elif field.name not in DERIVED:
             yield Option(name, values[field.name], *described[field.name])
 
 
@@ -128,7 +122,7 @@ def differences(experiment: Experiment) -> Iterator[str]:
 
 def _network(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     plain = to_dict(NETWORKS[kind]) if kind in NETWORKS else {}
-    for name in _DERIVED:
+    for name in DERIVED:
         plain.pop(name, None)
     return {"kind": kind, "init_from": None, **plain, **options}
 

@@ -359,17 +359,11 @@ class _Builder(NamedTuple):
             "name": name,
         }
 
-    def of_transcript(self, said: tuple[str, Sequence[str]]) -> Numerator:
-        name, words = said
-        return build_numerator(words, forgive=self.forgive, floor=self.floor, **self._how(name))
-
     def of_either(self, parts: Mapping[str, Fsa], said: tuple[str, str | Sequence[str]]) -> Numerator:
         name, words = said
-        return (
-            self.of_pattern(parts, (name, words))
-            if isinstance(words, str)
-            else self.of_transcript((name, words))
-        )
+        if isinstance(words, str):
+            return self.of_pattern(parts, (name, words))
+        return build_numerator(words, forgive=self.forgive, floor=self.floor, **self._how(name))
 
     def of_pattern(self, parts: Mapping[str, Fsa], named: tuple[str, str]) -> Numerator:
         name, text = named

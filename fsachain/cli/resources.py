@@ -14,7 +14,7 @@ import click
 
 from fsachain.cli.options import RESOURCE_OPTIONS, Command, make_folder, together, track
 from fsachain.data.audio import Perturbation
-from fsachain.data.dataset import Example, load_examples, load_usable
+from fsachain.data.dataset import Example, load_usable
 from fsachain.data.features import FeatureConfig
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, told_left_out, write_faults
@@ -68,17 +68,19 @@ class Resources:
         self, data: DataDir, config: FeatureConfig, copies: Sequence[Perturbation] = (Perturbation(),)
     ) -> tuple[DataDir, list[list[Example]]]:
         """The utterances that have features, and these for each copy; errors as `read`."""
-        how: dict[str, Any] = {
-            "cache_dir": self.cache,
-            "num_workers": self.workers,
-            "executor": self.executor,
-        }
-        with counter("features") as how["progress"]:
-            if self.bad_data is None:
-                return data, [load_examples(data, config, perturbation=copy, **how) for copy in copies]
-            usable, variants, faults = load_usable(data, config, copies, **how)
+        usable, variants, faults = self.load_usable(data, config, copies)
+        if self.bad_data is None and faults:
+            raise DataError(faults[0].reason)
         self.leave_out(faults, len(usable), "the recordings")
         return usable, variants
+
+    def load_usable(
+        self, data: DataDir, config: FeatureConfig, copies: Sequence[Perturbation] = (Perturbation(),)
+    ) -> tuple[DataDir, list[list[Example]], list[Fault]]:
+        """As `load`, with the faults of the utterances that have no features, whatever `bad_data` says."""
+        who: dict[str, Any] = {"num_workers": self.workers, "executor": self.executor}
+        with counter("features") as update:
+            return load_usable(data, config, copies, cache_dir=self.cache, progress=update, **who)
 
     def leave_out(self, faults: Sequence[Fault], num_left: int, where: str) -> None:
         """Go on without these utterances, or end with a DataError: where none is left, or `bad_data` is "stop"."""

@@ -33,7 +33,7 @@ from fsachain.cli.options import (
 from fsachain.cli.record import recorded_command
 from fsachain.cli.resources import FAULTS_FILE, POLICIES, Resources, end_without, executor_at, with_resources
 from fsachain.cli.training_data import ChunkedSet, Loader, TrainingSet, read_training_set
-from fsachain.data.dataset import Example, load_usable
+from fsachain.data.dataset import Example
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.data.utterance import Fault, fault_table, write_faults
 from fsachain.denominator import DenominatorGraph
@@ -42,7 +42,6 @@ from fsachain.files import parse_json, write_text
 from fsachain.graph.numerator import build_numerator, made_with, told_floored
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.nn.network import Network
-from fsachain.progress import counter
 from fsachain.train.checkpoint import list_checkpoints
 from fsachain.train.config import changes
 from fsachain.train.log import JsonLinesLog
@@ -350,11 +349,7 @@ def validate_data(
     data = without(usable_transcripts(data.transcripts, None if lang is None else lang.lexicon)[1])
     if numerators is not None:
         data = without(_numerator_faults(data, numerators, lang))
-    cache, threads = resources.cache, resources.workers
-    with counter("features") as update:
-        usable, (examples,), broken = load_usable(
-            data, experiment.features, cache_dir=cache, num_workers=threads, progress=update
-        )
+    usable, (examples,), broken = resources.load_usable(data, experiment.features)
     faults += broken
     too_short: list[Fault] = []
     if lang is not None:

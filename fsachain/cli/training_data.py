@@ -18,7 +18,7 @@ from fsachain.cli.model import normalise_set
 from fsachain.cli.resources import Resources
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.data.dataset import Example, cut_example, estimate_cmvn, load_usable
+from fsachain.data.dataset import Example, cut_example, estimate_cmvn
 from fsachain.data.features import frame_counts
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.data.utterance import Fault, Member, told_left_out
@@ -247,15 +247,8 @@ class Loader:
             which: str, given: TrainingSet | ChunkedSet, copies: Sequence[Perturbation]
         ) -> tuple[DataDir, list[list[Example]]]:
             found = _without_numerator(given, self.lang)
-            with counter("features") as update:
-                usable, variants, broken = load_usable(
-                    given.data.select(lambda utterance: utterance.id in (given.numerators or ())),
-                    self.experiment.features,
-                    copies,
-                    cache_dir=self.resources.cache,
-                    num_workers=self.resources.workers,
-                    progress=update,
-                )
+            made = given.data.select(lambda utterance: utterance.id in (given.numerators or ()))
+            usable, variants, broken = self.resources.load_usable(made, self.experiment.features, copies)
             found += broken
             if not len(usable):
                 click.echo(told_left_out(found))

@@ -4,7 +4,7 @@ A node of the result is a state of the phone graph, the class of the left phone 
 the HMM state of the phone that is being spent. Epsilon arcs of the phone graph are kept; they spend no frame
 and keep the left phone. Self-loops sit only where a phone was just spent, so that no pdf sequence gets a
 second path through an epsilon. Trees that look further than one phone to the left are unrolled to units first
-(`in_context`), which then need no context.
+(`UnitGraph`), which then need no context.
 """
 
 from __future__ import annotations
@@ -60,16 +60,6 @@ class UnitGraph:
             self._pdfs.append(pdfs)
         return number
 
-    def spend_at_once(self) -> None:
-        """Join the epsilon arcs out of the start with the first arcs that spend a unit; their output labels are lost.
-
-        The unrolled graph of an acceptor without epsilon arcs then has none either.
-        """
-        self.graph, self.tags = remove_epsilons(self.graph, self.tags)
-
-    def take(self, arcs: list[_Arc], final_log_prob: npt.NDArray[np.float64]) -> None:
-        self.graph, self.tags = Transducer.of_arcs(arcs, final_log_prob), [arc[5] for arc in arcs]
-
     def hmm_pdfs(self, phone: int, left: int = 0) -> HmmPdfs:
         return self._pdfs[phone]
 
@@ -85,12 +75,9 @@ class _Window(NamedTuple):
     to_flush: int
 
 
-def in_context(phones: Transducer, tree: ContextTree, tags: Sequence[int] | None) -> UnitGraph:
-    """Unroll a phone graph (ilabel = phone id or 0) with tags [A] on its arcs to the units of a wide tree."""
-    return _Unroller(phones, tree, tags).run()
-
-
 class _Unroller:
+    """Unrolls a phone graph (ilabel = phone id or 0) with tags [A] on its arcs to the units of a wide tree."""
+
     def __init__(self, phones: Transducer, tree: ContextTree, tags: Sequence[int] | None) -> None:
         self.tree = tree
         self.centre = tree.central_position
@@ -123,7 +110,8 @@ class _Unroller:
             final.append(self.final[node.state] if is_end else -np.inf)
             if not is_end and self.final[node.state] > -np.inf:
                 self.add_nothing(index, node.history, self.waiting, self.final[node.state])
-        self.units.take(self.arcs, np.array(final))
+        self.units.graph = Transducer.of_arcs(self.arcs, np.array(final))
+        self.units.tags = [arc[5] for arc in self.arcs]
         return self.units
 
     def shift(self, window: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
@@ -197,9 +185,9 @@ def expand_arcs(
     _check_phones(phones, tree)
     if tree.is_narrow:
         return _Expander(phones, tree, self_loop_scale, transition_scale, tags).run()
-    units = in_context(phones, tree, tags)
-    if epsilon_free:
-        units.spend_at_once()
+    units = _Unroller(phones, tree, tags).run()
+    if epsilon_free:  # the epsilon arcs out of the start go into the first arcs that spend a unit
+        units.graph, units.tags = remove_epsilons(units.graph, units.tags)
     expansion = _Expander(units.graph, units, self_loop_scale, transition_scale, units.tags).run()
     return expansion._replace(arc_phone=[units.phone_of[unit] for unit in expansion.arc_phone])
 
