@@ -277,6 +277,7 @@ def loss_call(**changed):
         ({"lengths": [5]}, ShapeError, r"lengths has shape \[1\]; expected \[2\]"),
         ({"lengths": [5, 9]}, ShapeError, r"lengths\[1\] = 9 \(sequence 1\); expected 0 to 5"),
         ({"lengths": [5.0, 5.0]}, ShapeError, "lengths has shape .* dtype float32; expected 2 integers"),
+        ({"lengths": ["5", "5"]}, ShapeError, "lengths is no tensor of numbers"),
         ({"weights": [1.0]}, ShapeError, r"weights has shape \[1\]; expected \[2\]"),
         ({"weights": [1.0, -1.0]}, ConfigError, r"weights\[1\] = -1.0 \(sequence 1\); expected a finite number >= 0"),
         ({"weights": [NAN, 1.0]}, ConfigError, r"weights\[0\] = nan"),

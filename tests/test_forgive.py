@@ -78,7 +78,8 @@ def test_alternatives_of_an_acceptor_are_forgiven_one_by_one():
         ({"insertion": math.nan}, "insertion = nan: expected"),
         ({"deletion": -math.inf}, "deletion = -inf: expected a penalty in nats"),
         ({"star": "max"}, "star = 'max': expected one of mean, sum"),
-        ({"most_left_out": 0}, "most_left_out = 0: expected at least 1"),
+        ({"most_left_out": 0}, "most_left_out = 0: expected an integer of at least 1"),
+        ({"most_left_out": 1.5}, "most_left_out = 1.5: expected an integer"),
     ],
 )
 def test_a_penalty_that_cannot_be_is_named(options, message):

@@ -14,10 +14,14 @@ from hypothesis import strategies as st
 
 from fsachain import (
     ConfigError,
+    ContextTree,
     CTCLoss,
     Forgiveness,
+    Lexicon,
     RNNTLoss,
     TableBatch,
+    Topology,
+    build_numerator,
     compile_table,
     ctc_graph,
     ctc_loss,
@@ -240,3 +244,17 @@ def test_impossible_scores_leave_no_trace_in_the_gradient():
 def test_options_that_do_not_go_together_are_named(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         transducer_loss_of(rnnt_inputs.make_logits(), EACH[0], **options)
+
+
+def test_what_are_no_penalties_is_refused_by_name():
+    lexicon = Lexicon.characters(["ab"])
+    tree = ContextTree.monophone(lexicon.phones, Topology.chain())
+    calls = [
+        lambda: ctc_loss(BATCH.leaf(), *BATCH.arguments(), forgive={"deletion": 1.0}),
+        lambda: rnnt_loss(torch.zeros(1, 4, 3, 5), [[1, 2]], [4], [2], blank=0, forgive={}),
+        lambda: ctc_graph([1, 2], forgive={}),
+        lambda: build_numerator(["ab"], lexicon, tree, forgive={}),
+    ]
+    for call in calls:
+        with pytest.raises(ConfigError, match="forgive is a dict; expected a Forgiveness, or None"):
+            call()

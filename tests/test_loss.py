@@ -322,6 +322,16 @@ def test_the_branch_gets_the_numerators_occupancy_whatever_the_boost():
         close(plain, boosted, tolerances.FLOAT64)
 
 
+def test_frame_weights_may_be_a_list():
+    weights, numerators = [[1.0, 0.0] + [0.5] * (FRAMES - 2)] * SIZE, make_graphs()
+    found = []
+    for given in (weights, torch.tensor(weights)):
+        output = make_output().requires_grad_()
+        make_loss()(output, LENGTHS, numerators, frame_weights=given).backward()
+        found.append(output.grad)
+    assert torch.equal(*found)
+
+
 def test_a_call_comes_to_its_first_kernel_through_ninety_functions_of_ten_files(monkeypatch):
     """What a profile counts as calls, generated constructors of tuples among them, in the third call.
 

@@ -283,7 +283,8 @@ def _check_counts(
 ) -> Integers:
     if counts.shape != (size,) or counts.dtype.kind not in "iu":
         raise ShapeError(
-            f"{argument} has shape {list(counts.shape)} and dtype {counts.dtype}; expected {size} integers"
+            f"{argument} has shape {list(counts.shape)} and dtype {counts.dtype}; expected {size} integers, one for each "
+            "sequence of log_probs"
         )
     values = counts.tolist()
     if min(values) < 0 or max(values) > most:

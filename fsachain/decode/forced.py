@@ -150,8 +150,11 @@ def _problem(
     if star == blank:
         raise ConfigError(f"star = {star} is the blank; expected another integer")
     frame_counts, label_counts = (
-        np.full(size, most) if lengths is None else as_tensor(lengths).cpu().numpy()
-        for lengths, most in ((input_lengths, num_frames), (target_lengths, targets.shape[1]))
+        np.full(size, most) if lengths is None else as_tensor(lengths, name=name).cpu().numpy()
+        for lengths, most, name in (
+            (input_lengths, num_frames, "input_lengths"),
+            (target_lengths, targets.shape[1], "target_lengths"),
+        )
     )
     labels = targets.cpu().numpy().astype(np.int64)
     stars = np.zeros(labels.shape, np.bool_) if star is None else labels == star

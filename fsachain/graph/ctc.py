@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Floats, Fsa, Ints
-from fsachain.graph.forgive import NOTHING, Forgiveness
+from fsachain.graph.forgive import NOTHING, Forgiveness, check_forgiveness
 
 CtcTopology = Literal["standard", "compact", "selfless", "minimal"]
 _TOPOLOGIES = get_args(CtcTopology)
@@ -177,6 +177,7 @@ def ctc_graph(
             f"targets[{bad[0]}] = {labels[bad[0]]}; expected labels >= 0 other than the blank, {blank}"
         )
     options = NOTHING if forgive is None else forgive
+    check_forgiveness(options)
     classes = np.append(blank, labels).astype(np.int64)
     if options.has_star and (star is None or star < 0 or star in classes):
         raise ConfigError(f"star = {star}; expected a class of its own, neither the blank nor a label")

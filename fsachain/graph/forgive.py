@@ -76,8 +76,8 @@ class Forgiveness:
             raise ConfigError(f"deletion = {self.deletion}: expected a penalty in nats; infinity forbids")
         if self.star not in get_args(Star):
             raise ConfigError(f"star = {self.star!r}: expected one of {', '.join(get_args(Star))}")
-        if self.most_left_out < 1:
-            raise ConfigError(f"most_left_out = {self.most_left_out}: expected at least 1")
+        if self.most_left_out < 1 or self.most_left_out % 1:
+            raise ConfigError(f"most_left_out = {self.most_left_out}: expected an integer of at least 1")
 
     @cached_property
     def has_star(self) -> bool:
@@ -157,6 +157,11 @@ class Forgiveness:
 
 
 NOTHING = Forgiveness()
+
+
+def check_forgiveness(value: object) -> None:
+    if not isinstance(value, Forgiveness):
+        raise ConfigError(f"forgive is a {type(value).__name__}; expected a Forgiveness, or None")
 
 
 def _with_star(labels: Fsa, star: int, forgive: Forgiveness) -> Fsa:

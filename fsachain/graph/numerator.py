@@ -43,7 +43,7 @@ from fsachain.graph.archive import (
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import coarse
 from fsachain.graph.expand import expand_arcs
-from fsachain.graph.forgive import Forgiveness
+from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.graph.lexicon import Lexicon, name_difference
 from fsachain.graph.spelling import (
     NO_WORD,
@@ -232,6 +232,7 @@ def build_numerator(
         ways = [ways_to_say(word, position, lexicon, name=name) for position, word in enumerate(words)]
         phones, tags = transcript_acceptor(ways, lexicon)
         return numerator_of_phones(phones, tags, tuple(words), lexicon, tree, **how)
+    check_forgiveness(forgive)
     if forgive.has_star and normalization is not None:
         how["normalization"] = coarse(normalization)
     star = any_phones(lexicon, forgive.star) if anything is None else anything

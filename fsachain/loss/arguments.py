@@ -59,7 +59,7 @@ def integers(values: Any, name: str, device: torch.device) -> Tensor:
 
 def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
     """As int64 on the device where they are: that of the logits, or the host."""
-    tensor = as_tensor(values)
+    tensor = as_tensor(values, name=name)
     if tensor.device.type != "cpu" and tensor.device != device:
         raise ShapeError(f"{name} is on {tensor.device}; expected {device}, as the logits, or the host")
     # An empty list becomes a tensor of floats.

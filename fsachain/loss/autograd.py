@@ -21,7 +21,7 @@ from torch.autograd import forward_ad
 from fsachain.backends import arrays
 from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, pack_graphs
-from fsachain.errors import BackendUnavailable
+from fsachain.errors import BackendUnavailable, ShapeError
 
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 # Torch has no public names for these two; where it lacks the private ones, everything counts as traced.
@@ -231,10 +231,16 @@ def by_host(kernel: Callable[[Any], Any], call: Any, device: torch.device) -> An
     return type(found)(*(result.to(device) for result in found))
 
 
-def as_tensor(values: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor where it is, anything else on the host, wherever torch makes tensors by default."""
+def as_tensor(values: Any, dtype: torch.dtype | None = None, name: str = "values") -> Tensor:
+    """A tensor where it is, anything else on the host, wherever torch makes tensors by default.
+
+    ShapeError with the argument's name: what is no numbers.
+    """
     device = values.device if isinstance(values, Tensor) else "cpu"
-    return torch.as_tensor(values, dtype=dtype, device=device)
+    try:
+        return torch.as_tensor(values, dtype=dtype, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeError(f"{name} is no tensor of numbers ({error})") from error
 
 
 def wants_gradient(tensor: Tensor) -> bool:

@@ -518,8 +518,9 @@ class SequenceLoss(nn.Module, Generic[Record]):
             raise ShapeError(
                 f"numerators holds {batch.size} graphs; expected {shape[0]} as in nnet_output {shape}"
             )
-        if frame_weights is not None and list(frame_weights.shape) != shape[:2]:
-            raise ShapeError(f"frame_weights has shape {list(frame_weights.shape)}; expected {shape[:2]}")
+        factors = _NONE if frame_weights is None else as_tensor(frame_weights, name="frame_weights")
+        if frame_weights is not None and list(factors.shape) != shape[:2]:
+            raise ShapeError(f"frame_weights has shape {list(factors.shape)}; expected {shape[:2]}")
         if xent_log_probs is not None and list(xent_log_probs.shape) != shape:
             raise ShapeError(f"xent_log_probs has shape {list(xent_log_probs.shape)}; expected {shape}")
         if xent_log_probs is not None and xent_log_probs.device != nnet_output.device:
@@ -528,11 +529,11 @@ class SequenceLoss(nn.Module, Generic[Record]):
             )
         if lengths is None:
             raise ShapeError(f"lengths is None; expected the frames of each sequence, {shape[:1]} integers")
-        frames = as_tensor(lengths)
+        frames = as_tensor(lengths, name="lengths")
         if list(frames.shape) != shape[:1]:
             raise ShapeError(f"lengths has shape {list(frames.shape)}; expected {shape[:1]}")
         ones = torch.ones(shape[0], dtype=torch.float64, device="cpu")
-        sequence_weights = ones if weights is None else as_tensor(weights, torch.float64)
+        sequence_weights = ones if weights is None else as_tensor(weights, torch.float64, "weights")
         if list(sequence_weights.shape) != shape[:1]:
             raise ShapeError(f"weights has shape {list(sequence_weights.shape)}; expected {shape[:1]}")
         if views not in (1, 2):
@@ -543,7 +544,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
             nnet_output,
             frames,
             sequence_weights,
-            _NONE if frame_weights is None else frame_weights.to(nnet_output.device, non_blocking=True),
+            factors.to(nnet_output.device, non_blocking=True) if factors.numel() else factors,
             torch.from_numpy(batch.key),
             torch.cat([torch.from_numpy(one.key) for one in self._batches]),
             self._denominator_indices(denominator_of, batch),

@@ -24,7 +24,7 @@ from fsachain.backends.dispatch import BackendName, bind, ctc_backend, is_on_dev
 from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.graph.ctc import CtcTopology, target_graph
-from fsachain.graph.forgive import NOTHING, Forgiveness, Star
+from fsachain.graph.forgive import NOTHING, Forgiveness, Star, check_forgiveness
 from fsachain.loss.autograd import (
     Operator,
     as_tensor,
@@ -455,11 +455,12 @@ def ctc_loss(
     check_budget(memory_budget)
     labels = labels.unsqueeze(0) if log_probs.ndim == 2 and labels.ndim == 1 else labels
     frames = _lengths(input_lengths, "input_lengths", scores)
-    priors = _NONE if log_priors is None else as_tensor(log_priors).detach()
+    priors = _NONE if log_priors is None else as_tensor(log_priors, name="log_priors").detach()
     joined = joined_names(names, scores.shape[1])
     penalties: list[float] = []
     star, most_left_out = "mean", 0
     if forgive is not None:
+        check_forgiveness(forgive)
         if delay_penalty:
             raise ConfigError(f"delay_penalty = {delay_penalty} with forgive; expected 0")
         penalties = [forgive.substitution, forgive.insertion, forgive.deletion]
@@ -549,10 +550,7 @@ def _check_scores(log_probs: Tensor, inputs: str, reduction: str, unnormalized: 
 def _on_host_or_beside(values: Any, name: str, scores: Tensor) -> Tensor:
     if isinstance(values, Tensor) and values.is_cpu:
         return values
-    try:
-        tensor = as_tensor(values)
-    except (TypeError, ValueError) as error:
-        raise ShapeError(f"{name} is no tensor of integers ({error})") from error
+    tensor = as_tensor(values, name=name)
     if tensor.device.type != "cpu" and tensor.device != scores.device:
         raise ShapeError(
             f"{name} is on {tensor.device}, log_probs on {scores.device}; expected one device, or {name} on the host"

@@ -219,7 +219,7 @@ def expected_accuracy(
         raise BackendUnavailable(f"accuracy is on {accuracy.device}; expected {scores.device} as the scores")
     batch = packed(batch, "batch")
     whole = torch.full((scores.shape[0],), scores.shape[1], device="cpu")
-    frames = whole if lengths is None else as_tensor(lengths)
+    frames = whole if lengths is None else as_tensor(lengths, name="lengths")
     check_budget(memory_budget)
     key, options = torch.from_numpy(batch.key), (leaky_hmm_coefficient, backend, memory_budget)
     wanted = wants_gradient(scores), wants_gradient(accuracy)

@@ -18,7 +18,7 @@ from fsachain.backends.grid_call import Grid, Placed
 from fsachain.brief import brief
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.fsa import Ints
-from fsachain.graph.forgive import Forgiveness
+from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
 from fsachain.loss import arguments
 from fsachain.loss.arguments import Given, make_rows
@@ -270,6 +270,7 @@ def rnnt_loss(
     given = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
     weights: list[float] = []
     if forgive is not None:
+        check_forgiveness(forgive)
         if rnnt_type != "regular" or not fused_log_softmax or fastemit_lambda or delay_penalty:
             raise ConfigError(
                 f"forgive with rnnt_type = {rnnt_type!r}, fused_log_softmax = {fused_log_softmax}, fastemit_lambda = "

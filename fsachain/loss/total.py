@@ -175,7 +175,7 @@ def total_log_prob(
         )
     batch = packed(batch, "batch")
     whole = torch.full((scores.shape[0],), scores.shape[1], device="cpu")
-    frames = whole if lengths is None else as_tensor(lengths)
+    frames = whole if lengths is None else as_tensor(lengths, name="lengths")
     check_budget(memory_budget)
     weights, counts, rows = _NO_WEIGHTS, _NO_COUNTS, 0
     if arc_log_probs is not None:
