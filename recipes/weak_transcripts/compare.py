@@ -29,7 +29,7 @@ PRECISION = "precision.txt"
 MODEL = Path("model") / "model.safetensors"  # in the folder of a run
 MENDED = "mended"  # folder of a run that is made of mended transcripts
 PATTERNS = "patterns.txt"  # there: what else may have been said
-MADE_OF = "made_of"  # there: digest of the network and the penalties
+MADE_OF = "made_of"  # there: digest of what it was made of
 
 CORPORA: dict[str, Prepare] = {
     "digits": prepare_digits,
@@ -62,7 +62,7 @@ USUAL_MENDING = ["--lm-weight=0.7"]
 CHANGES, CHANGES_CROSSWISE = 6.0, 4.0  # nats
 NUM_ALTERNATIVES = 8
 # Section by section, for networks that mend the transcripts that they have not heard: masks and two views of each utterance
-# keep them from learning by heart what is still wrong in the others. The last network does better without.
+# keep them from learning by heart what is wrong in the others. The network that is kept does better without.
 JUDGES: dict[str, dict[str, dict[str, Any]]] = {
     "prompts": {
         "augment": {
@@ -263,16 +263,15 @@ def _mend(run: Run, model: Path, data: Path, plain: Path, out: Path, price: floa
         f"--{name}={price if getattr(rates, name) else math.inf}" for name in ("substitution", "insertion")
     ]
     how += ["--deletion=1", f"--alternatives={NUM_ALTERNATIVES}", *MENDING.get(run.corpus, USUAL_MENDING)]
-    arpa = plain / "decode" / "grammar.arpa"
-    how += [f"--arpa={arpa}"] if arpa.is_file() else []
-    made = out / MADE_OF
-    what = repr(how).encode() + model.read_bytes() + (data / "text").read_bytes()
-    made_of = hashlib.sha256(what).hexdigest()
-    if made.is_file() and made.read_text(encoding="utf-8") == made_of:
+    arpa, made = plain / "decode" / "grammar.arpa", out / MADE_OF
+    read = [model, data / "text", *([arpa] if arpa.is_file() else [])]
+    digest = hashlib.sha256(b"".join([repr(how).encode(), *(file.read_bytes() for file in read)])).hexdigest()
+    if made.is_file() and made.read_text(encoding="utf-8") == digest:
         return 0
+    how += [f"--arpa={arpa}"] if arpa in read else []
     status = call(["mend", str(model), str(data), str(out), *how])
     if status in DONE:
-        made.write_text(made_of, encoding="utf-8")
+        made.write_text(digest, encoding="utf-8")
     return status
 
 
