@@ -59,6 +59,9 @@ WAYS = ("plain", *BEFORE)
 # does not lean to what was written, and changes it at a smaller price.
 MENDING = {"digits": ["--word-insertion-penalty=-2"]}
 USUAL_MENDING = ["--lm-weight=0.7"]
+# Where words are missing as often as there are too many, the last round adds as many as it takes out: a network whose
+# transcripts lack words leaves them out itself.
+BALANCED = {"prompts": ["--word-insertion-penalty=-1"]}
 CHANGES, CHANGES_CROSSWISE = 6.0, 4.0  # nats
 NUM_ALTERNATIVES = 8
 # Section by section, for networks that mend the transcripts that they have not heard: masks and two views of each utterance
@@ -263,6 +266,7 @@ def _mend(run: Run, model: Path, data: Path, plain: Path, out: Path, price: floa
         f"--{name}={price if getattr(rates, name) else math.inf}" for name in ("substitution", "insertion")
     ]
     how += ["--deletion=1", f"--alternatives={NUM_ALTERNATIVES}", *MENDING.get(run.corpus, USUAL_MENDING)]
+    how += BALANCED.get(run.corpus, []) if run.way == WAYS[-1] and rates.insertion == rates.deletion else []
     arpa, made = plain / "decode" / "grammar.arpa", out / MADE_OF
     read = [model, data / "text", *([arpa] if arpa.is_file() else [])]
     digest = hashlib.sha256(b"".join([repr(how).encode(), *(file.read_bytes() for file in read)])).hexdigest()
