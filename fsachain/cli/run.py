@@ -445,7 +445,8 @@ def _keep_config(context: click.Context, parameter: click.Parameter, folder: Pat
 @option(FILE, "Words and their phones, Kaldi's lexicon.txt or lexiconp.txt.", "--lexicon")
 @option(
     FILE,
-    "Of utterances of the training set: what they may say, as num-patterns takes it, in place of transcripts.",
+    "Of utterances of the training set: what they may say, as num-patterns takes it, in place of transcripts. The section "
+    "forgive is for the others.",
     "--patterns",
 )
 @option(

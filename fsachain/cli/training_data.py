@@ -284,7 +284,7 @@ class Loader:
             if config.changes:
                 raise ConfigError(
                     "forgive: has penalties that change with the training; expected numerators in memory that forgive, as "
-                    "`fsachain num-graphs` makes them with this section"
+                    "`fsachain num-graphs` makes them with this section; those of patterns do not"
                 )
             return None
         size = self.experiment.train.num_epochs
