@@ -9,7 +9,7 @@ import tolerances
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices, two_lobes
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices, twin_graph, two_lobes
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
 from fsachain.backends.cpu import backend as cpu
@@ -65,6 +65,11 @@ def denominator(seed=0, **ends):
     return DenominatorGraph(connected_graph(seed), NUM_PDFS, **ends)
 
 
+def twins(**ends):
+    """A denominator of which two arcs at least share a destination and a pdf."""
+    return DenominatorGraph(twin_graph(0, 6, 20), NUM_PDFS, **ends)
+
+
 def numerators():
     graphs_ = [left_to_right_graph(n) if n % 2 else connected_graph(n) for n in range(len(LENGTHS))]
     return TableBatch.pack([compile_table(graph, NUM_PDFS) for graph in graphs_])
@@ -73,13 +78,22 @@ def numerators():
 def batch_and_leak(kind):
     return {
         "shared, leaky": lambda: (denominator().batch(len(LENGTHS)), 0.1),
+        "shared pairs, leaky": lambda: (twins().batch(len(LENGTHS)), 1e-5),
+        "shared pairs, exact": lambda: (twins(initial="start", final="fsa").batch(len(LENGTHS)), 0.0),
         "shared, barely leaky": lambda: (denominator().batch(len(LENGTHS)), 1e-5),
         "shared, exact": lambda: (denominator(initial="start", final="fsa").batch(len(LENGTHS)), 0.0),
         "packed": lambda: (numerators(), 0.0),
     }[kind]()
 
 
-KINDS = ["shared, leaky", "shared, barely leaky", "shared, exact", "packed"]
+KINDS = [
+    "shared, leaky",
+    "shared, barely leaky",
+    "shared, exact",
+    "shared pairs, leaky",
+    "shared pairs, exact",
+    "packed",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""One sequence alone runs in a layout of its own, rows of the graph side by side: it gives the bits of a batch."""
+"""One sequence alone gives the bits of a batch, in a layout of its own too, rows of the graph side by side."""
 
 import math
 from dataclasses import replace
@@ -8,10 +8,11 @@ import pytest
 import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import graphs
+from random_graphs import connected_graph, graphs
 
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
-from fsachain.backends.cpu.layouts import OwnGroups
+from fsachain.backends.cpu.backend import choose_layout
+from fsachain.backends.cpu.layouts import ArcGroups, ArcRows, ArcsBothWays, OwnGroups
 from fsachain.backends.cpu.structs import Form
 from fsachain.backends.cpu.tables import kernel_table
 
@@ -19,8 +20,11 @@ PDFS, FRAMES = 23, 6
 LEAKS = ("none", "to all states", "to some states")
 
 
-def uneven_graph(num_states, seed):
-    """Arcs between any two states; many of them into the first, out of the second, and with one of the pdfs."""
+def uneven_graph(num_states, seed, *, is_by_state=False):
+    """Arcs between any two states; many of them into the first, out of the second, and with one of the pdfs.
+
+    is_by_state: all arcs into a state have one pdf, so that there are few pairs.
+    """
     rng = np.random.default_rng(seed)
     count = 8 * num_states
     src, dst = rng.integers(num_states, size=(2, count))
@@ -28,6 +32,8 @@ def uneven_graph(num_states, seed):
     dst[rng.random(count) < 0.3] = 0
     src[rng.random(count) < 0.3] = min(1, num_states - 1)
     pdf[rng.random(count) < 0.5] = 2
+    if is_by_state:
+        pdf = dst % PDFS
     final = np.where(rng.random(num_states) < 0.5, rng.normal(size=num_states), -math.inf)
     return Fsa(num_states, src, dst, pdf, rng.normal(size=count) - 2.0, final, 0)
 
@@ -59,10 +65,12 @@ def assert_alone_as_in_a_batch(fsa, leak, scores):
     num_states=st.integers(1, 70),
     seed=st.integers(0, 1000),
     scale=st.sampled_from([1.0, 20.0, 150.0, 1500.0]),
+    is_by_state=st.booleans(),
 )
-def test_a_sequence_alone_has_its_bits_on_uneven_graphs(leak, num_states, seed, scale):
+def test_a_sequence_alone_has_its_bits_on_uneven_graphs(leak, num_states, seed, scale, is_by_state):
     scores = scale * np.random.default_rng(seed).normal(size=(3, FRAMES, PDFS))
-    assert_alone_as_in_a_batch(uneven_graph(num_states, seed), leak, scores.astype(np.float32))
+    fsa = uneven_graph(num_states, seed, is_by_state=is_by_state)
+    assert_alone_as_in_a_batch(fsa, leak, scores.astype(np.float32))
 
 
 @settings(max_examples=45)
@@ -102,6 +110,13 @@ def test_dense_graphs_of_their_own_have_the_sums_of_the_reference(leak, num_stat
     assert np.allclose(found.log_prob, wanted.log_prob, rtol=relative, atol=tolerances.FLOAT64)
     most = tolerances.OCCUPANCY if single else tolerances.FLOAT64
     assert np.allclose(found.occupancy, wanted.occupancy, rtol=0, atol=most)
+
+
+@pytest.mark.parametrize("width", [1, 16])
+def test_pairs_are_summed_where_arcs_share_a_destination_and_a_pdf(width):
+    few, many = compile_table(uneven_graph(40, 3, is_by_state=True)), compile_table(connected_graph(0))
+    assert choose_layout(few, Form(width), is_shared=True) is (ArcGroups if width == 1 else ArcRows)
+    assert choose_layout(many, Form(width), is_shared=True) is ArcsBothWays
 
 
 @pytest.mark.parametrize("level", [-3.0, -200.0])

@@ -14,7 +14,7 @@ from numba import types
 
 from fsachain.backends.cpu.frames import ALONG, ALONG_FORM, pdf_probabilities
 from fsachain.backends.cpu.jit import helper
-from fsachain.backends.cpu.layouts import OwnGroups
+from fsachain.backends.cpu.layouts import ArcsBothWays, OwnGroups
 from fsachain.backends.cpu.numbers import (
     add,
     kind_of,
@@ -129,6 +129,83 @@ def spread_pairs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now
         total = add(total, beta)
         leaked = multiply_add(weight(form, table.init, i), beta, leaked)
     return occupied, total, leaked
+
+
+# The same arc by arc, on large graphs where hardly two arcs share a destination and a pdf.
+#
+# What costs there is numbers from anywhere in arrays beyond the second-level cache: one alpha and one beta for each arc,
+# and nothing else. Rows of pdfs fit that cache, occupancies are added to there.
+
+
+FAR = 2**18  # numbers; an array of more leaves the second-level cache
+AHEAD = 32  # arcs, whose numbers are then asked for so long before they are used
+
+
+@helper
+def gather_both_ways(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
+    """As `gather_pairs`."""
+    into, is_far = arcs.into, before.size > FAR
+    total = zero(form, before)
+    least = fill(load(lanes_of(form), row, 0), 1.0)
+    for j in range(len(into.offsets) - 1):
+        alpha = zero(form, before)
+        for e in range(into.offsets[j], into.offsets[j + 1]):
+            if is_far:
+                prefetch(before, into.other[e + AHEAD] * before.shape[1])
+            p = multiply(weight(form, into.weight, e), read(form, probs, into.column[e]))
+            alpha = multiply_add(p, read(form, before, into.other[e]), alpha)
+        alpha = tidy(alpha)
+        write(form, now, j, alpha)
+        total = add(total, alpha)
+        least = least_positive(alpha, least)
+    write(form, row, 0, tidy(total))
+    store(row, 2, least)
+
+
+@by_type
+def add_leak(form: Any, table: Any, now: Any) -> Any:
+    """Equation (3): alphas with the leak, which row S holds, where it is no state of its own."""
+
+    def to_all(form, table, now):  # type: ignore[no-untyped-def]
+        num_states = len(table.initial.mantissas)
+        if len(table.final.mantissas) > num_states:
+            leak = read(form, now, num_states)
+            for i in range(num_states):
+                write(form, now, i, tidy(multiply_add(weight(form, table.init, i), leak, read(form, now, i))))
+
+    own_state = lambda form, table, now: None  # noqa: E731
+    return to_all if table["arcs"].instance_class is ArcsBothWays else own_state
+
+
+@helper
+def spread_both_ways(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    """As `spread_pairs`."""
+    out, alpha, is_far = table.arcs.out, alphas[1], after.size > FAR
+    leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
+    for k in range(len(table.active)):
+        write(form, work.occupancy, k, zero(form, now))
+    for j in range(len(out.offsets) - 1):
+        write(form, after, j, add(scaled(read(form, after, j), scale), leak))
+    occupied, total, leaked = zero(form, now), zero(form, now), zero(form, now)
+    for i in range(len(out.offsets) - 1):
+        passed, beta = read(form, alpha, i), zero(form, now)
+        for e in range(out.offsets[i], out.offsets[i + 1]):
+            k = out.column[e]
+            if is_far:
+                prefetch(after, out.other[e + AHEAD] * after.shape[1])
+            p = multiply(weight(form, out.weight, e), read(form, probs, k))
+            onward = multiply(p, read(form, after, out.other[e]))
+            beta = add(beta, onward)
+            write(form, work.occupancy, k, multiply_add(passed, onward, read(form, work.occupancy, k)))
+        beta = where_positive(passed, tidy(beta), zero(form, now))
+        write(form, now, i, beta)
+        total = add(total, beta)
+        leaked = multiply_add(weight(form, table.init, i), beta, leaked)
+    for k in range(len(table.active)):
+        gamma = tidy(read(form, work.occupancy, k))
+        write(form, work.occupancy, k, gamma)
+        occupied = add(occupied, gamma)
+    return tidy(occupied), total, leaked
 
 
 # Lanes that hold different rows of one sequence, for graphs that are shared but have a single sequence at

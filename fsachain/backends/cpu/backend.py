@@ -21,7 +21,7 @@ from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu.frames import AccurateFrames, Frames, load_scores, make_columns
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu.jit import helper, jit_on_views
-from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Layout, OwnGroups
+from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, ArcsBothWays, Layout, OwnGroups
 from fsachain.backends.cpu.memory import (
     Shape,
     borrow,
@@ -43,7 +43,7 @@ from fsachain.backends.cpu.numbers import (
 from fsachain.backends.cpu.simd import by_type
 from fsachain.backends.cpu.structs import Form, Packed, pack
 from fsachain.backends.cpu.sum_product import backward, both_ends_agree, forward
-from fsachain.backends.cpu.tables import kernel_table
+from fsachain.backends.cpu.tables import count_pairs, kernel_table
 from fsachain.backends.cpu.threads import run_all
 from fsachain.backends.reference.sums import _frames
 from fsachain.batch import TableBatch
@@ -196,6 +196,7 @@ LANES = {SINGLE: 16, DOUBLE: 8}  # one AVX-512 register; narrower ones take two 
 ALONE = 2  # so many sequences on a shared graph take less time one after the other than side by side
 DENSE = 8  # arcs for each pdf, half of it for each state: with more they are summed by pdf where a graph is not shared, too
 LARGE = 2000  # arcs; what a list keeps for each arc and frame then leaves the caches
+BEYOND_CACHE = 16_000  # pairs whose rows of 16 float32 leave a second-level cache of 1 MB
 # Equation (13): a plain product below these may have lost digits, or everything, and what was lost may matter.
 SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
 
@@ -392,18 +393,7 @@ def _group_job(
     def run() -> None:
         form = Form(1 if len(lanes) == 1 else LANES[dtype], kind)
         table = batch.table(int(lanes[0]))
-        # A list reads a score for each arc, and adds one after the other: right where few arcs have a pdf or a state in
-        # common, and an addition is one instruction.
-        dense = table.num_arcs > max(DENSE * len(table.active_pdfs), DENSE // 2 * table.num_states)
-        dense |= table.num_arcs > max(LARGE, 3 * table.num_states)
-        layout: type[Layout]
-        if kind == "expected":
-            layout = ArcRows if batch.is_shared or dense else ArcList
-        elif batch.is_shared:
-            layout = ArcGroups if len(lanes) == 1 else ArcRows
-        else:
-            layout = OwnGroups if form.is_wide or dense else ArcList
-        graph = _graph(table, dtype, form, job.leaky > 0.0, layout, job.scores.shape[2])
+        graph = _graph(table, dtype, form, job.leaky > 0.0, batch.is_shared, job.scores.shape[2])
         found[:, lanes], certain[lanes] = _in_numbers(graph, job, lanes)
 
     return run
@@ -414,17 +404,34 @@ def _graph(
     dtype: np.dtype[Any],
     form: Form,
     leaks: bool,
-    layout: type[Layout],
+    is_shared: bool,
     num_pdfs: int,
 ) -> _Graph:
     """Made once, and kept while the table lives."""
     made = _graphs.setdefault(table, {})
-    key = dtype.char, form.width, form.kind, leaks, layout, num_pdfs
+    key = dtype.char, form.width, form.kind, leaks, is_shared, num_pdfs
     if key not in made:
-        data = kernel_table(table, dtype, form, leaks, layout)
+        data = kernel_table(table, dtype, form, leaks, choose_layout(table, form, is_shared))
         columns = make_columns(data.active, data.runs, form.width, num_pdfs)
         made[key] = _Graph(pack(data), pack(columns), shape_of(data, columns, form, dtype))
     return made[key]
+
+
+def choose_layout(table: TransitionTable, form: Form, is_shared: bool) -> type[Layout]:
+    """How the arcs of `table` should stand; for sequences that share it, alone or not, the sums are in one order."""
+    num_arcs = table.num_arcs
+    if is_shared:
+        pairs = count_pairs(table)
+        if pairs * (4 if pairs > BEYOND_CACHE else 2) > num_arcs:
+            return ArcsBothWays
+        return ArcGroups if form.width == 1 and form.kind != "expected" else ArcRows
+    # A list reads a score for each arc, and adds one after the other: right where few arcs have a pdf or a state in
+    # common, and an addition is one instruction.
+    dense = num_arcs > max(DENSE * len(table.active_pdfs), DENSE // 2 * table.num_states)
+    dense |= num_arcs > max(LARGE, 3 * table.num_states)
+    if form.kind == "expected":
+        return ArcRows if dense else ArcList
+    return OwnGroups if form.is_wide or dense else ArcList
 
 
 def _in_numbers(graph: _Graph, job: _Job, lanes: npt.NDArray[np.int64]) -> tuple[Floats, Bools]:

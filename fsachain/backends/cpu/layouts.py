@@ -39,6 +39,26 @@ class ArcRows(NamedTuple):
     src_weight: Weights
 
 
+class ArcEnds(NamedTuple):
+    """The arcs offsets[i] to offsets[i + 1] - 1 have one of their ends in state i, the other in `other`."""
+
+    offsets: Index
+    other: Index
+    column: Index
+    weight: Weights
+
+
+class ArcsBothWays(NamedTuple):
+    """Arcs by destination, for alphas, and by source, for betas and occupancies: for graphs without pairs worth the name.
+
+    Where hardly two arcs share a destination and a pdf, sums of pairs would take more memory than the arcs. A leak is
+    added to the alphas of all states here, since an arc of its own into each pair would double the arcs.
+    """
+
+    into: ArcEnds
+    out: ArcEnds
+
+
 class Rows(NamedTuple):
     """Rows of terms in groups of W, the rows of a group side by side.
 
@@ -105,4 +125,4 @@ class ArcList(NamedTuple):
     weight: Weights
 
 
-Layout = ArcRows | ArcGroups | ArcList
+Layout = ArcRows | ArcsBothWays | ArcGroups | ArcList

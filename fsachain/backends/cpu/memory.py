@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cpu.frames import ALONG, Columns, count_rows
-from fsachain.backends.cpu.layouts import ArcGroups, ArcRows
+from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows
 from fsachain.backends.cpu.simd import LINE, aligned_bytes
 from fsachain.backends.cpu.structs import Form, Packed, StructType, address_of, array_type, struct_type
 from fsachain.backends.cpu.tables import KernelTable
@@ -84,9 +84,11 @@ def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[A
     if isinstance(table.arcs, ArcGroups):
         alphas, pairs = table.arcs.num_alphas, table.arcs.num_terms
     else:
-        pairs = (
-            len(table.arcs.pair_column) if isinstance(table.arcs, ArcRows) else len(table.initial.mantissas)
-        )
+        pairs = 0
+        if isinstance(table.arcs, ArcRows):
+            pairs = len(table.arcs.pair_column)
+        elif isinstance(table.arcs, ArcList):
+            pairs = len(table.initial.mantissas)
     sizes = alphas, len(table.active), pairs, count_rows(columns, width)
     step = ALONG if width == 1 else 1
     alphas, pdfs, pairs, rows = (-(-size // step) * step for size in sizes)
@@ -163,7 +165,7 @@ class Workspace(NamedTuple):
 
     history [L + 1, S', R W]: alphas of L + 1 frames, or of two in turn. probs [L or 1, K, R W]: exp(y - shift) 2**-s.
     beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
-    them, and its exponent. pairs [Q or S, R W], occupancy [K, R W]; scores and accuracy [K, W] or as many rows as the tiles
+    them, and its exponent. pairs [Q, S or 0, R W]; occupancy [K, R W]; scores and accuracy [K, W] or as many rows as tiles
     have, extremes [3, W or ALONG], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors [1, W], offsets [W].
     Where W = 1, sizes are rounded up to multiples of ALONG; and K stands for the arcs in an `ArcList`.
     """

@@ -16,18 +16,21 @@ import math
 from typing import Any
 
 from fsachain.backends.cpu.arcs import (
+    add_leak,
     arc_probabilities,
     gather_arcs,
+    gather_both_ways,
     gather_groups,
     gather_pairs,
     raise_betas,
     spread_arcs,
+    spread_both_ways,
     spread_groups,
     spread_pairs,
 )
 from fsachain.backends.cpu.frames import load_scores, pdf_probabilities, scatter
 from fsachain.backends.cpu.jit import helper
-from fsachain.backends.cpu.layouts import ArcList, ArcRows
+from fsachain.backends.cpu.layouts import ArcList, ArcRows, ArcsBothWays
 from fsachain.backends.cpu.numbers import (
     add,
     bound,
@@ -52,7 +55,8 @@ from fsachain.backends.cpu.simd import by_type, fill, larger, load, load_from, s
 
 @by_type
 def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> Any:
-    return {ArcList: gather_arcs, ArcRows: gather_pairs}.get(arcs.instance_class, gather_groups)
+    ways = {ArcList: gather_arcs, ArcRows: gather_pairs, ArcsBothWays: gather_both_ways}
+    return ways.get(arcs.instance_class, gather_groups)
 
 
 @by_type
@@ -63,7 +67,8 @@ def make_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any
 
 @by_type
 def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
-    return {ArcList: spread_arcs, ArcRows: spread_pairs}.get(table["arcs"].instance_class, spread_groups)
+    ways = {ArcList: spread_arcs, ArcRows: spread_pairs, ArcsBothWays: spread_both_ways}
+    return ways.get(table["arcs"].instance_class, spread_groups)
 
 
 @helper
@@ -131,6 +136,7 @@ def _finish(form: Any, table: Any, c: Any, frames: Any, t: int, now: Any, work: 
                 record.mean[g] = work.row[1, g]
                 record.lowest[0, g] = min(record.lowest[0, g], work.row[2, g] * table.least[3])
                 record.leaked[0, g] = min(record.leaked[0, g], work.row[0, g])
+    add_leak(form, table, now)
 
 
 @helper

@@ -10,9 +10,20 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
-from fsachain.backends.cpu.arcs import SIDES
+from fsachain.backends.cpu.arcs import AHEAD, SIDES
 from fsachain.backends.cpu.frames import ALONG
-from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, Index, Layout, OwnGroups, Rows, Sums
+from fsachain.backends.cpu.layouts import (
+    ArcEnds,
+    ArcGroups,
+    ArcList,
+    ArcRows,
+    ArcsBothWays,
+    Index,
+    Layout,
+    OwnGroups,
+    Rows,
+    Sums,
+)
 from fsachain.backends.cpu.numbers import Weights, weights
 from fsachain.backends.cpu.simd import aligned_bytes
 from fsachain.backends.cpu.structs import Form
@@ -264,13 +275,13 @@ def arc_groups(rows: ArcRows, zero: Weights, is_own: bool) -> ArcGroups:
 
 
 class KernelTable(NamedTuple):
-    """What `sum_product` reads; the arcs in one of three layouts.
+    """What `sum_product` reads; the arcs in one of the layouts.
 
     With a leak there is one state more, the last: its alpha is c tot(t), and its arcs, one for each pair, are the arcs of
-    all states weighted by init. Weights are relative to their maximum where numbers are plain; the logs of the maxima
-    are in `log_scale` (of initial, arcs, final). `least` has the least nonzero weights of initial, arcs, init and final
-    before they are rounded to the table's type, in which they may be zero; `runs` are the positions in `active` at which
-    another pdf begins, and its length; `init_everywhere` is the least init, 0
+    all states weighted by init; `ArcsBothWays` has none. Weights are relative to their maximum where
+    numbers are plain; the logs of the maxima are in `log_scale` (of initial, arcs, final). `least` has the least nonzero
+    weights of initial, arcs, init and final before they are rounded to the table's type, in which they may be zero; `runs`
+    are the positions in `active` at which another pdf begins, and its length; `init_everywhere` is the least init, 0
     where a leak misses a state; `reach` is the largest exponent of any weight.
     """
 
@@ -294,15 +305,21 @@ def kernel_table(
     layout: type[Layout],
 ) -> KernelTable:
     """`table` for numbers of the form's kind in `dtype`, with the state that stands for the leak if it `leaks`."""
-    arcs = _with_leak(table) if leaks else _plain_arcs(table)
+    arcs = _with_leak(table) if leaks and layout is not ArcsBothWays else _plain_arcs(table)
     arcs_scale = 0.0 if form.is_wide else _largest(table.by_dst.log_prob)
     arcs = arcs._replace(log_prob=arcs.log_prob - arcs_scale)
+    columns = np.arange(len(table.active_pdfs))
     rows: Layout
     if layout is ArcList:
         order = _by_pdf_and_rank(arcs)
         rows, columns = _arc_list(table, arcs, order, dtype, form), arcs.column[order]
+    elif layout is ArcsBothWays:
+        rows = ArcsBothWays(
+            _arc_ends(table, arcs, arcs.dst, arcs.src, dtype, form),
+            _arc_ends(table, arcs, arcs.src, arcs.dst, dtype, form),
+        )
     else:
-        rows, columns = _arc_rows(table, arcs, dtype, form), np.arange(len(table.active_pdfs))
+        rows = _arc_rows(table, arcs, dtype, form)
         if layout is not ArcRows:
             groups = arc_groups(rows, weights(form, np.array([-np.inf]), dtype), layout is OwnGroups)
             rows = OwnGroups(*groups) if layout is OwnGroups else groups
@@ -366,6 +383,12 @@ def _plain_arcs(table: TransitionTable) -> _Arcs:
     return _Arcs(view.src, view.dst, view.column, view.log_prob)
 
 
+def count_pairs(table: TransitionTable) -> int:
+    """How many different destinations and pdfs arcs have."""
+    view = table.by_dst
+    return len(np.unique(view.dst.astype(np.int64) * len(table.active_pdfs) + view.column))
+
+
 def _arc_list(
     table: TransitionTable, arcs: _Arcs, order: npt.NDArray[np.int64], dtype: np.dtype[Any], form: Form
 ) -> ArcList:
@@ -374,6 +397,23 @@ def _arc_list(
         src=arcs.src[order].astype(np.uint32),
         dst=arcs.dst[order].astype(np.uint32),
         weight=_filled_up(weights(form, arcs.log_prob[order], dtype)),
+    )
+
+
+def _arc_ends(
+    table: TransitionTable,
+    arcs: _Arcs,
+    end: npt.NDArray[Any],
+    other: npt.NDArray[Any],
+    dtype: np.dtype[Any],
+    form: Form,
+) -> ArcEnds:
+    order = np.lexsort((other, end))
+    return ArcEnds(
+        offsets=_offsets(end[order], table.num_states),
+        other=np.pad(other[order].astype(np.uint32), (0, AHEAD)),
+        column=arcs.column[order].astype(np.uint32),
+        weight=weights(form, arcs.log_prob[order], dtype),
     )
 
 
