@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from functools import lru_cache
 from pathlib import Path
@@ -109,10 +110,9 @@ def free_bytes() -> int:
 
 def _ask_free_bytes() -> int:
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        found = dict(line.split(":", 1) for line in lines)
-        return int(found["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
+        found = re.search(rb"MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_bytes())
+        return int(found[1]) * 1024  # type: ignore[index]
+    except (OSError, TypeError):
         try:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (AttributeError, OSError, ValueError):
