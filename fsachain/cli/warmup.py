@@ -22,11 +22,15 @@ from fsachain.loss.rnnt import rnnt_loss
 FRAMES = 40
 
 
-def _loop(num_pdfs: int) -> Fsa:
-    """Any pdf after any: a denominator."""
+def _loops(num_pdfs: int) -> tuple[Fsa, Fsa]:
+    """Any pdf after any: denominators. Arcs of one share destinations and pdfs, those of the other do not."""
     pairs = np.array(list(itertools.product(range(num_pdfs), repeat=2)))
     weights = np.full(len(pairs), -np.log(num_pdfs))
-    return Fsa(num_pdfs, pairs[:, 0], pairs[:, 1], pairs[:, 1], weights, np.zeros(num_pdfs))
+    same = np.zeros(num_pdfs, np.int64)
+    return (
+        Fsa(num_pdfs, pairs[:, 0], pairs[:, 1], pairs[:, 1], weights, np.zeros(num_pdfs)),
+        Fsa(1, same, same, np.arange(num_pdfs), weights[:num_pdfs], np.zeros(1)),
+    )
 
 
 def _line(pdfs: list[int]) -> Fsa:
@@ -46,11 +50,10 @@ def _scores(count: int, num_pdfs: int, scale: float, dtype: torch.dtype) -> torc
 def _lfmmi(
     count: int, scale: float, dtype: torch.dtype, loss: type[LFMMILoss] | type[MBRLoss] = LFMMILoss
 ) -> None:
-    graph = DenominatorGraph(_loop(6), 6)
     numerators = [_line([0, 1 + number % 3, 4, 5]) for number in range(count)]
     lengths = [FRAMES - number % 5 for number in range(count)]
-    for leak in (0.0, 0.1):
-        made = loss(graph, leaky_hmm_coefficient=leak)
+    for graph, leak in itertools.product(_loops(6), (0.0, 0.1)):
+        made = loss(DenominatorGraph(graph, 6), leaky_hmm_coefficient=leak)
         made(_scores(count, 6, scale, dtype), lengths, numerators).backward()
         with torch.no_grad():
             made(_scores(count, 6, scale, dtype), lengths, numerators)
@@ -65,9 +68,11 @@ def _ctc(count: int, scale: float, dtype: torch.dtype) -> None:
 
 
 def _align(count: int, scale: float, dtype: torch.dtype) -> None:
-    batch, scores = DenominatorGraph(_loop(6), 6).batch(count), _scores(count, 6, scale, dtype).detach()
-    best_path(batch, scores, [FRAMES] * count)
-    forward_backward(batch, scores, [FRAMES] * count)
+    scores = _scores(count, 6, scale, dtype).detach()
+    for graph in _loops(6):
+        batch = DenominatorGraph(graph, 6).batch(count)
+        best_path(batch, scores, [FRAMES] * count)
+        forward_backward(batch, scores, [FRAMES] * count)
 
 
 def _transducer(count: int, scale: float, dtype: torch.dtype) -> None:
