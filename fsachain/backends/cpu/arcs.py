@@ -57,6 +57,14 @@ from fsachain.backends.cpu.structs import Form
 
 
 @helper
+def _keep_alpha(form: Any, now: Any, j: int, alpha: Any, total: Any, least: Any) -> Any:
+    """Write the alpha of state j; the sum over states and the least alpha that is not 0, with it."""
+    alpha = tidy(alpha)
+    write(form, now, j, alpha)
+    return add(total, alpha), least_positive(alpha, least)
+
+
+@helper
 def gather_pairs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
     """Equation (2); row [3, W] = the sum over states, a number; and the least alpha that is not 0."""
     total = zero(form, before)
@@ -70,10 +78,7 @@ def gather_pairs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: A
                     weight(form, arcs.arc_weight, e), read(form, before, arcs.arc_src[e]), pair
                 )
             alpha = multiply_add(pair, read(form, probs, arcs.pair_column[q]), alpha)
-        alpha = tidy(alpha)
-        write(form, now, j, alpha)
-        total = add(total, alpha)
-        least = least_positive(alpha, least)
+        total, least = _keep_alpha(form, now, j, alpha, total, least)
     write(form, row, 0, tidy(total))
     store(row, 2, least)
 
@@ -154,10 +159,7 @@ def gather_both_ways(form: Any, arcs: Any, before: Any, probs: Any, now: Any, ro
                 prefetch(before, into.other[e + AHEAD] * before.shape[1])
             p = multiply(weight(form, into.weight, e), read(form, probs, into.column[e]))
             alpha = multiply_add(p, read(form, before, into.other[e]), alpha)
-        alpha = tidy(alpha)
-        write(form, now, j, alpha)
-        total = add(total, alpha)
-        least = least_positive(alpha, least)
+        total, least = _keep_alpha(form, now, j, alpha, total, least)
     write(form, row, 0, tidy(total))
     store(row, 2, least)
 
