@@ -141,13 +141,19 @@ def parse_json(text: str | bytes, name: str) -> Any:
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """For work that makes many objects which all stay: Python's collector would go through them again and again."""
+    """For work that makes many objects which all stay: Python's collector would go through them again and again.
+
+    It rests for the whole process, since there is but one: what other threads leave in cycles waits until the work is done.
+    """
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_on:
+            if not gc.get_freeze_count():
+                gc.freeze()  # and back: what was made counts as old, without a look at each object of it
+                gc.unfreeze()
             gc.enable()
 
 
@@ -192,7 +198,9 @@ def text_lines(
     """
     try:
         for number, line in binary_lines(path, longest=longest):
-            if fields := line_text(line, f"{path}:{number}").split():
+            if not line.isascii() or b"\0" in line:  # of others there is nothing to check
+                line_text(line, f"{path}:{number}")
+            if fields := line.decode().split():
                 yield number, fields
     except DataError as reason:
         if isinstance(reason, error):

@@ -8,7 +8,7 @@ import tolerances
 
 from fsachain.data.audio import read_audio
 from fsachain.data.features import FeatureConfig, utterance_features
-from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.kaldi_dir import DataDir, read_table
 from fsachain.errors import DataError
 
 RATE = 8000
@@ -129,3 +129,15 @@ def test_a_file_that_is_no_table_is_given_up(corpus):
         DataError, match=r"more than 500 lines are none of such a file; the last: .*text:501: "
     ):
         DataDir.check(corpus)
+
+
+def test_a_table_of_megabytes_has_its_lines_and_the_numbers_of_its_faults(corpus):
+    """Many lines are read at once, one by one where there is a fault."""
+    lines = [f"\u00fctterance{n:06}\t{'x ' * (n % 20)}\r" for n in range(60_000)]
+    write(corpus, "text", "\n".join(lines))
+    found = read_table(corpus / "text")
+    assert list(found.items()) == [(x.split()[0], " ".join(x.split()[1:])) for x in lines]
+    for last, fault in ((lines[2], "occurs twice, first on line 3"), ("a\0b c", "a zero byte")):
+        write(corpus, "text", "\n".join([*lines, last]))
+        with pytest.raises(DataError, match=f"text:60001: .*{fault}"):
+            read_table(corpus / "text")

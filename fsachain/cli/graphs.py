@@ -176,7 +176,7 @@ def make_numerators(
 ) -> str:
     """Without `normalization` the numerators are unnormalised; `floor` is as for `build_numerator`, `patterns` for some."""
     resources = resources or Resources()
-    lines = {} if patterns is None else {name: line for name, (_, line) in read_table(patterns).items()}
+    lines = {} if patterns is None else read_table(patterns)
     if lines and lines.keys().isdisjoint(data.transcripts):
         raise DataError(
             f"{patterns}: has {counted(len(lines), 'utterance')}, the first is {next(iter(lines))!r}; expected some of "
@@ -299,7 +299,7 @@ def num_patterns(
             known[name] = input_fsa(remove_epsilons(graph, range(len(graph.src)))[0])
         except GraphError as error:
             raise DataError(f"{path}: no acceptor over phones: {error}") from error
-    lines = [(name, (name, text)) for name, (_, text) in read_table(patterns).items()]
+    lines = [(name, (name, text)) for name, text in read_table(patterns).items()]
     make = partial(_Builder(lang, normalization).of_pattern, known)
     made = resources.collect(make, lines, "numerators")
     click.echo(f"{_write(out, lang, *made, 'graphs', resources)} -> {out}")

@@ -13,7 +13,8 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
@@ -98,11 +99,12 @@ class Lexicon:
         if self.oov is not None and self.oov not in word_ids:
             raise GraphError(f"oov = {self.oov!r:.80} is not a word of the lexicon")
         pronunciations = tuple(map(_as_pronunciations, self.pronunciations))
-        for word, ways in zip(words, pronunciations, strict=True):
-            if not ways:
-                raise GraphError(f"word {word[:80]!r} has no pronunciation")
-            for spoken, prob in ways:
-                _check_pronunciation(word, spoken, prob, len(phones))
+        if not _are_sound(pronunciations, len(phones)):
+            for word, ways in zip(words, pronunciations, strict=True):
+                if not ways:
+                    raise GraphError(f"word {word[:80]!r} has no pronunciation")
+                for spoken, prob in ways:
+                    _check_pronunciation(word, spoken, prob, len(phones))
         for name, value in (
             ("words", words),
             ("phones", phones),
@@ -145,11 +147,11 @@ class Lexicon:
             raise GraphError(f"format = {format!r}: expected one of {', '.join(FORMATS)}")
         if format == "auto":
             format = "lexiconp" if "lexiconp" in Path(path).name else "lexicon"
-        grouped = _grouped(_entries(path, format), phones, path)
-        if not grouped:
+        found = _numbered(_entries(path, format), phones, silence, path)
+        if not found[0]:
             raise GraphError(f"{path}: no entries; expected lines of a word and its phones")
         try:
-            return cls(*_numbered(grouped, phones, silence), silence, silence_prob, oov)
+            return cls(*found, silence, silence_prob, oov)
         except GraphError as error:
             raise GraphError(f"{path}: {error}") from error
 
@@ -164,8 +166,8 @@ class Lexicon:
         phones: Sequence[str] | None = None,
     ) -> Lexicon:
         """A lexicon of (word, probability, phone names); `phones` as in `read`."""
-        grouped = _grouped(((0, *entry) for entry in entries), phones, None)
-        return cls(*_numbered(grouped, phones, silence), silence, silence_prob, oov)
+        found = _numbered(((0, *entry) for entry in entries), phones, silence, None)
+        return cls(*found, silence, silence_prob, oov)
 
     @classmethod
     def characters(
@@ -355,6 +357,17 @@ def _as_pronunciations(ways: Iterable[tuple[Sequence[int], float]]) -> tuple[Pro
     )
 
 
+def _are_sound(pronunciations: Sequence[tuple[Pronunciation, ...]], num_phones: int) -> bool:
+    """Whether `_check_pronunciation` has nothing to say about any; all at once."""
+    ways = list(chain.from_iterable(pronunciations))
+    spoken = list(map(itemgetter(0), ways))
+    if not (all(pronunciations) and all(spoken)):
+        return False
+    phones = set(chain.from_iterable(spoken))
+    probs = set(map(itemgetter(1), ways))
+    return min(phones) >= 1 and max(phones) <= num_phones and all(0.0 < prob <= 1.0 for prob in probs)
+
+
 def _check_pronunciation(word: str, phones: Sequence[int], prob: float, num_phones: int) -> None:
     if not phones or min(phones) < 1 or max(phones) > num_phones:
         came = str(list(phones[:10]))[:80]
@@ -362,11 +375,6 @@ def _check_pronunciation(word: str, phones: Sequence[int], prob: float, num_phon
     if not 0.0 < prob <= 1.0:
         came = str(prob)[:20]
         raise GraphError(f"word {word[:80]!r} has a pronunciation of probability {came}: expected (0, 1]")
-
-
-_Ways = dict[
-    tuple[str, ...], tuple[float, int]
-]  # by phone names: probability, line (0 where there is no file)
 
 
 def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, str, float, Sequence[str]]]:
@@ -399,49 +407,63 @@ def _probability(text: str) -> float:
     return prob if 0.0 < prob <= 1.0 else 0.0
 
 
-def _grouped(
+class _Numbers(dict[str, int]):
+    """Numbers from 0 of names in the order in which they are asked for."""
+
+    def __missing__(self, name: str) -> int:
+        self[name] = number = len(self)
+        return number
+
+
+def _numbered(
     entries: Iterable[tuple[int, str, float, Sequence[str]]],
     known: Sequence[str] | None,
+    silence: str | None,
     path: str | os.PathLike[str] | None,
-) -> dict[str, _Ways]:
-    """Pronunciations by word, in order of the words' first entries; unknown phones and repetitions are refused."""
-    allowed = None if known is None else frozenset(known)
+) -> tuple[tuple[str, ...], Sequence[str], tuple[tuple[Pronunciation, ...], ...]]:
+    """Words, phones and pronunciations of a lexicon; words in the order of their first entries.
+
+    Without `known` phones silence is first, the others go by name. Unknown phones and repetitions are refused.
+    """
+    numbers = _Numbers() if known is None else {name: number for number, name in enumerate(known)}
+    ways: dict[str, list[tuple[tuple[int, ...], float, int]]] = {}  # phones by `numbers`, probability, line
 
     def where(line: int) -> str:
         return "" if path is None else f"{path}:{line}: "
 
-    grouped: dict[str, _Ways] = {}
     for line, word, prob, names in entries:
-        spoken = tuple(names)
-        if allowed is not None and not allowed.issuperset(spoken):
-            stranger = next(name for name in spoken if name not in allowed)
+        try:
+            way = tuple(map(numbers.__getitem__, names)), prob, line
+        except KeyError as error:
             raise GraphError(
-                f"{where(line)}word {word[:80]!r} uses the phone {stranger[:80]!r}, which is not among the "
-                f"{len(allowed)} phones"
-            )
-        ways = grouped.setdefault(word, {})
-        if spoken in ways:
-            already = f" already on line {ways[spoken][1]}" if line else " twice"
-            raise GraphError(
-                f"{where(line)}word {word!r:.80} has the pronunciation {' '.join(spoken)!r:.80}{already}"
-            )
-        ways[spoken] = prob, line
-    return grouped
-
-
-def _numbered(
-    grouped: dict[str, _Ways], known: Sequence[str] | None, silence: str | None
-) -> tuple[tuple[str, ...], Sequence[str], tuple[tuple[Pronunciation, ...], ...]]:
-    """Words, phones and pronunciations of a lexicon; without `known` phones silence is first, the others go by name."""
-    if known is None:
-        spoken = {name for ways in grouped.values() for way in ways for name in way}
-        known = [*([] if silence is None else [silence]), *sorted(spoken - {silence})]
-    ids = _ids(known)
+                f"{where(line)}word {word[:80]!r} uses the phone {error.args[0][:80]!r}, which is not among the "
+                f"{len(numbers)} phones"
+            ) from None
+        others = ways.get(word)
+        if others is None:
+            ways[word] = [way]
+        else:
+            others.append(way)
+    for word, several in ways.items():
+        first = dict[tuple[int, ...], int]()
+        for spoken, _, line in several if len(several) > 1 else ():
+            if spoken in first:
+                already = f" already on line {first[spoken]}" if line else " twice"
+                names = " ".join(map(list(numbers).__getitem__, spoken))
+                raise GraphError(
+                    f"{where(line)}word {word!r:.80} has the pronunciation {names!r:.80}{already}"
+                )
+            first[spoken] = line
+    phones = known
+    if phones is None:
+        phones = [*([] if silence is None else [silence]), *sorted(numbers.keys() - {silence})]
+    ids = _ids(phones)
+    id_of = [ids[name] for name in numbers].__getitem__
     pronunciations = tuple(
-        tuple([Pronunciation(tuple([ids[n] for n in way]), prob) for way, (prob, _) in ways.items()])
-        for ways in grouped.values()
+        tuple([Pronunciation(tuple(map(id_of, spoken)), prob) for spoken, prob, _ in several])
+        for several in ways.values()
     )
-    return tuple(grouped), known, pronunciations
+    return tuple(ways), phones, pronunciations
 
 
 def name_difference(
