@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs
 
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
-from fsachain.backends.cpu.backend import choose_layout
+from fsachain.backends.cpu.backend import FEW, choose_layout
 from fsachain.backends.cpu.layouts import ArcGroups, ArcRows, ArcsBothWays, OwnGroups
 from fsachain.backends.cpu.structs import Form
 from fsachain.backends.cpu.tables import kernel_table
@@ -59,6 +59,18 @@ def assert_alone_as_in_a_batch(fsa, leak, scores):
         assert alone.occupancy.tobytes() == batch.occupancy[one].tobytes()
 
 
+def assert_as_the_reference(batch, leaky, scores):
+    found, wanted = (
+        forward_backward(batch, scores, leaky_hmm_coefficient=leaky, backend=name)
+        for name in ("cpu", "reference")
+    )
+    single = scores.dtype == np.float32
+    relative = tolerances.LOG_PROB_RELATIVE if single else tolerances.FLOAT64
+    assert np.allclose(found.log_prob, wanted.log_prob, rtol=relative, atol=tolerances.FLOAT64)
+    most = tolerances.OCCUPANCY if single else tolerances.FLOAT64
+    assert np.allclose(found.occupancy, wanted.occupancy, rtol=0, atol=most)
+
+
 @settings(max_examples=45)
 @given(
     leak=st.sampled_from(LEAKS),
@@ -100,23 +112,27 @@ def test_dense_graphs_of_their_own_have_the_sums_of_the_reference(leak, num_stat
     batch, leaky = TableBatch.pack([table for table, _ in pair]), pair[0][1]
     rows = kernel_table(batch.table(0), np.dtype(np.float64), Form(1), leaky > 0.0, OwnGroups).arcs.many
     assert rows.into.shared.any() and rows.back.shared.any()
-    scores = (scale * np.random.default_rng(seed).normal(size=(2, FRAMES, PDFS))).astype(dtype)
-    found, wanted = (
-        forward_backward(batch, scores, leaky_hmm_coefficient=leaky, backend=name)
-        for name in ("cpu", "reference")
-    )
-    single = dtype == "float32"
-    relative = tolerances.LOG_PROB_RELATIVE if single else tolerances.FLOAT64
-    assert np.allclose(found.log_prob, wanted.log_prob, rtol=relative, atol=tolerances.FLOAT64)
-    most = tolerances.OCCUPANCY if single else tolerances.FLOAT64
-    assert np.allclose(found.occupancy, wanted.occupancy, rtol=0, atol=most)
+    scores = scale * np.random.default_rng(seed).normal(size=(2, FRAMES, PDFS))
+    assert_as_the_reference(batch, leaky, scores.astype(dtype))
+
+
+@settings(max_examples=15)
+@given(leak=st.sampled_from(LEAKS), seed=st.integers(0, 1000), scale=st.sampled_from([1.0, 150.0, 1500.0]))
+def test_graphs_without_pairs_have_the_sums_of_the_reference_alone_and_side_by_side(leak, seed, scale):
+    fsa = connected_graph(seed, 60, FEW + 1, PDFS)
+    table, leaky = compiled(fsa, leak, PDFS)
+    assert choose_layout(table, Form(1), is_shared=True) is ArcsBothWays
+    scores = (scale * np.random.default_rng(seed).normal(size=(3, FRAMES, PDFS))).astype(np.float32)
+    assert_as_the_reference(TableBatch.share(table, len(scores)), leaky, scores)
+    assert_alone_as_in_a_batch(fsa, leak, scores)
 
 
 @pytest.mark.parametrize("width", [1, 16])
-def test_pairs_are_summed_where_arcs_share_a_destination_and_a_pdf(width):
-    few, many = compile_table(uneven_graph(40, 3, is_by_state=True)), compile_table(connected_graph(0))
-    assert choose_layout(few, Form(width), is_shared=True) is (ArcGroups if width == 1 else ArcRows)
-    assert choose_layout(many, Form(width), is_shared=True) is ArcsBothWays
+def test_pairs_are_summed_where_arcs_share_a_destination_and_a_pdf_and_in_small_graphs(width):
+    few, small = uneven_graph(130, 3, is_by_state=True), connected_graph(0, 60, FEW, PDFS)
+    for fsa in (few, small):
+        layout = choose_layout(compile_table(fsa), Form(width), is_shared=True)
+        assert layout is (ArcGroups if width == 1 else ArcRows)
 
 
 @pytest.mark.parametrize("level", [-3.0, -200.0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -10,6 +11,7 @@ import click
 import numpy as np
 import torch
 
+from fsachain.backends.cpu.backend import FEW
 from fsachain.backends.dispatch import best_path, forward_backward
 from fsachain.cli.options import command, track
 from fsachain.denominator import DenominatorGraph
@@ -20,17 +22,14 @@ from fsachain.loss.mbr import MBRLoss
 from fsachain.loss.rnnt import rnnt_loss
 
 FRAMES = 40
+PDFS = math.isqrt(FEW) + 1  # so that a graph with arcs between all states is no small one
 
 
-def _loops(num_pdfs: int) -> tuple[Fsa, Fsa]:
-    """Any pdf after any: denominators. Arcs of one share destinations and pdfs, those of the other do not."""
-    pairs = np.array(list(itertools.product(range(num_pdfs), repeat=2)))
-    weights = np.full(len(pairs), -np.log(num_pdfs))
-    same = np.zeros(num_pdfs, np.int64)
-    return (
-        Fsa(num_pdfs, pairs[:, 0], pairs[:, 1], pairs[:, 1], weights, np.zeros(num_pdfs)),
-        Fsa(1, same, same, np.arange(num_pdfs), weights[:num_pdfs], np.zeros(1)),
-    )
+def _loops() -> tuple[Fsa, Fsa]:
+    """Any state after any: denominators. Arcs of one share destinations and pdfs, those of the other do not."""
+    src, dst = np.divmod(np.arange(PDFS**2), PDFS)
+    weights, final = np.full(len(src), -np.log(PDFS)), np.zeros(PDFS)
+    return Fsa(PDFS, src, dst, dst, weights, final), Fsa(PDFS, src, dst, (src + dst) % PDFS, weights, final)
 
 
 def _line(pdfs: list[int]) -> Fsa:
@@ -52,25 +51,25 @@ def _lfmmi(
 ) -> None:
     numerators = [_line([0, 1 + number % 3, 4, 5]) for number in range(count)]
     lengths = [FRAMES - number % 5 for number in range(count)]
-    for graph, leak in itertools.product(_loops(6), (0.0, 0.1)):
-        made = loss(DenominatorGraph(graph, 6), leaky_hmm_coefficient=leak)
-        made(_scores(count, 6, scale, dtype), lengths, numerators).backward()
+    for graph, leak in itertools.product(_loops(), (0.0, 0.1)):
+        made = loss(DenominatorGraph(graph, PDFS), leaky_hmm_coefficient=leak)
+        made(_scores(count, PDFS, scale, dtype), lengths, numerators).backward()
         with torch.no_grad():
-            made(_scores(count, 6, scale, dtype), lengths, numerators)
+            made(_scores(count, PDFS, scale, dtype), lengths, numerators)
 
 
 def _ctc(count: int, scale: float, dtype: torch.dtype) -> None:
     targets = torch.arange(count * 5).reshape(count, 5) % 4 + 1
     lengths, sizes = torch.full((count,), FRAMES), torch.full((count,), 5)
-    scores = _scores(count, 6, scale, dtype)
+    scores = _scores(count, PDFS, scale, dtype)
     ctc_loss(scores.transpose(0, 1), targets, lengths, sizes, inputs="logits").backward()
     ctc_loss(scores.log_softmax(-1).transpose(0, 1), targets, lengths, sizes).backward()
 
 
 def _align(count: int, scale: float, dtype: torch.dtype) -> None:
-    scores = _scores(count, 6, scale, dtype).detach()
-    for graph in _loops(6):
-        batch = DenominatorGraph(graph, 6).batch(count)
+    scores = _scores(count, PDFS, scale, dtype).detach()
+    for graph in _loops():
+        batch = DenominatorGraph(graph, PDFS).batch(count)
         best_path(batch, scores, [FRAMES] * count)
         forward_backward(batch, scores, [FRAMES] * count)
 

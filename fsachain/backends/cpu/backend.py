@@ -196,6 +196,7 @@ LANES = {SINGLE: 16, DOUBLE: 8}  # one AVX-512 register; narrower ones take two 
 ALONE = 2  # so many sequences on a shared graph take less time one after the other than side by side
 DENSE = 8  # arcs for each pdf, half of it for each state: with more they are summed by pdf where a graph is not shared, too
 LARGE = 2000  # arcs; what a list keeps for each arc and frame then leaves the caches
+FEW = 1000  # arcs; layouts differ by 0.1 ms a call there, not worth the seconds in which kernels for one more are compiled
 BEYOND_CACHE = 16_000  # pairs whose rows of 16 float32 leave a second-level cache of 1 MB
 # Equation (13): a plain product below these may have lost digits, or everything, and what was lost may matter.
 SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
@@ -421,7 +422,7 @@ def choose_layout(table: TransitionTable, form: Form, is_shared: bool) -> type[L
     """How the arcs of `table` should stand; for sequences that share it, alone or not, the sums are in one order."""
     num_arcs = table.num_arcs
     if is_shared:
-        pairs = count_pairs(table)
+        pairs = count_pairs(table) if num_arcs > FEW else 0
         if pairs * (4 if pairs > BEYOND_CACHE else 2) > num_arcs:
             return ArcsBothWays
         return ArcGroups if form.width == 1 and form.kind != "expected" else ArcRows
