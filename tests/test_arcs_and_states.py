@@ -80,8 +80,9 @@ def test_occupancies_equal_the_shares_of_all_paths(data, fsa, num_frames, leaky,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [(1.0, np.float32), (30.0, np.float64), (80.0, np.float32), (1000.0, np.float64)]
+)
 def test_cpu_agrees_with_the_oracle_at_every_scale(kind, scale, dtype):
     for seed in range(3):
         table, leaky = table_and_leak(kind, seed)

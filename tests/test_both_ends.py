@@ -42,9 +42,10 @@ def test_numerators_whose_slow_paths_fade_need_no_wide_numbers(scale, frames, mo
 
 
 @pytest.mark.parametrize("gap", [100.0, 650.0, 700.0, 720.0, 745.0, 760.0, 1000.0, 3000.0])
-@pytest.mark.parametrize("middle", [1.5, 2.5])
-@pytest.mark.parametrize("frames", [1, 30])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("middle", "frames", "dtype"),
+    [(1.5, 1, np.float32), (2.5, 30, np.float32), (1.5, 30, np.float64), (2.5, 1, np.float64)],
+)
 def test_a_path_that_is_lost_from_either_end_and_wins_in_the_middle_is_not_lost(gap, middle, frames, dtype):
     """Lobe 1 falls behind by the gap at the beginning and again at the end, and gets `middle` gaps ahead between."""
     scores = np.zeros((1, 200, 3), dtype)

@@ -1,5 +1,7 @@
 """Checkpoints: what goes in comes out, nothing half-written counts, averages are means."""
 
+import os
+
 import pytest
 import torch
 from toy_training import corpus, new_trainer
@@ -161,6 +163,14 @@ def test_a_write_that_fails_anywhere_leaves_the_old_file_and_nothing_else(tmp_pa
     with replacing(path) as file:
         file.write(b"new")
     assert path.read_text() == "new"
+
+
+def test_what_reaches_the_disk_before_a_file_gets_its_name_is_all_of_it(tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr("os.fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
+    with replacing(tmp_path / "file") as file:
+        file.write(b"new")
+    assert sizes[0] == 3
 
 
 def test_a_link_under_the_name_is_replaced_and_not_followed(tmp_path):

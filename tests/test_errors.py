@@ -292,8 +292,10 @@ def test_malformed_arguments_of_the_loss_are_refused(changed, error, match):
         loss_call(**changed)
 
 
-def test_a_numerator_with_a_pdf_that_the_network_lacks_is_named():
-    with refused(ShapeError, "scores has 9 pdfs .*; expected at least 10 for sequence 1"):
+def test_errors_of_numerators_name_them_and_the_argument_of_the_loss():
+    with refused(ShapeError, "nnet_output has dtype int64"):
+        loss_call(nnet_output=torch.zeros(2, 5, 9, dtype=torch.int64))
+    with refused(ShapeError, "nnet_output has 9 pdfs .*; expected at least 10 for sequence 1"):
         loss_call(numerators=[left_to_right_graph(0, 3, 9), Fsa(2, [0], [1], [9], [0.0], [-INF, 0.0])])
 
 

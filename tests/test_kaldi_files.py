@@ -403,11 +403,13 @@ def test_a_packed_archive_is_read_as_it_is_unpacked(tmp_path, monkeypatch):
     for name, data in (
         ("a.ark", content),
         ("a.ark.gz", gzip.compress(content)),
+        ("b.ark.gz", gzip.compress(b"u1 1 2 3\n")),
         ("e.gz", gzip.compress(b"")),
     ):
         (tmp_path / name).write_bytes(data)
     keys = [[key for key, _ in read_table(tmp_path / name, read_alignment)] for name in ("a.ark", "a.ark.gz")]
     assert keys[0] == keys[1] and len(keys[0]) == 20_000
+    assert [key for key, _ in read_table(tmp_path / "b.ark.gz", read_alignment)] == ["u1"]
     assert not list(read_table(tmp_path / "e.gz", read_alignment))
     monkeypatch.setattr(stream, "MAX_UNPACKED_BYTES", 100_000)
     with pytest.raises(DataError, match=r"a\.ark\.gz: unpacks to more than 100000 bytes"):

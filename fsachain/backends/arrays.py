@@ -19,27 +19,28 @@ from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
-def check_scores(batch: TableBatch, shape: tuple[int, ...]) -> None:
+def check_scores(batch: TableBatch, shape: tuple[int, ...], argument: str) -> None:
+    """`argument`: what the caller calls the scores."""
     if len(shape) != 3:
-        raise ShapeError(f"scores has shape {list(shape)}; expected [N, T, P]")
+        raise ShapeError(f"{argument} has shape {list(shape)}; expected [N, T, P]")
     if shape[0] != batch.size:
         raise ShapeError(
-            f"scores has {shape[0]} sequences (shape {list(shape)}); expected {batch.size} as in the batch"
+            f"{argument} has {shape[0]} sequences (shape {list(shape)}); expected {batch.size} as in the batch"
         )
     for n, table in enumerate(batch.tables):
         if table.num_pdfs > shape[2]:
             raise ShapeError(
-                f"scores has {shape[2]} pdfs (shape {list(shape)}); "
+                f"{argument} has {shape[2]} pdfs (shape {list(shape)}); "
                 f"expected at least {table.num_pdfs} for {batch.names[n]}"
             )
 
 
-def check_dtype(name: str) -> None:
+def check_dtype(name: str, argument: str) -> None:
     if name not in FLOATS:
-        raise ShapeError(f"scores has dtype {name}; expected {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
+        raise ShapeError(f"{argument} has dtype {name}; expected {', '.join(FLOATS[:-1])} or {FLOATS[-1]}")
 
 
-def check_lengths(lengths: Any, batch: TableBatch, num_frames: int) -> npt.NDArray[np.int64]:
+def check_lengths(lengths: Any, batch: TableBatch, num_frames: int, argument: str) -> npt.NDArray[np.int64]:
     """int64 [N] on the host, each in [0, num_frames]; None stands for num_frames everywhere."""
     if lengths is None:
         return np.full(batch.size, num_frames, dtype=np.int64)
@@ -55,7 +56,7 @@ def check_lengths(lengths: Any, batch: TableBatch, num_frames: int) -> npt.NDArr
     if bad.size:
         n = int(bad[0])
         raise ShapeError(
-            f"lengths[{n}] = {array[n]} ({batch.names[n]}); expected 0 to {num_frames}, the frames of scores"
+            f"lengths[{n}] = {array[n]} ({batch.names[n]}); expected 0 to {num_frames}, the frames of {argument}"
         )
     return array.astype(np.int64)
 

@@ -137,10 +137,11 @@ def bind(
     memory_budget: float | None = None,
     *,
     on_host: bool = False,
+    argument: str = "scores",
 ) -> Call:
     """Check the arguments that every recursion shares, and choose the backend.
 
-    on_host: for what no device computes: "auto" and "cuda" then stand for "cpu".
+    on_host: for what no device computes: "auto" and "cuda" then stand for "cpu". argument: what the caller calls the scores.
     """
     check_budget(memory_budget)
     home = arrays.home_of(scores)
@@ -152,9 +153,9 @@ def bind(
     if name not in (*_ON_HOST, "cuda"):
         _refuse(name, "")
     array: Any = scores if hasattr(scores, "dtype") else np.asarray(scores)
-    check_dtype(arrays.dtype_name(array))
-    check_scores(batch, tuple(array.shape))
-    frames = check_lengths(lengths, batch, array.shape[1])
+    check_dtype(arrays.dtype_name(array), argument)
+    check_scores(batch, tuple(array.shape), argument)
+    frames = check_lengths(lengths, batch, array.shape[1], argument)
     chosen, like = _backend(name), arrays.back_to(scores)
     if name != "cuda":
         there = arrays.as_numpy if home == "cpu" else lambda copied: arrays.as_numpy(arrays.on_host(copied))

@@ -305,7 +305,7 @@ def _alignments(
     model: AcousticModel, lang: Lang, data: DataDir, resources: Resources, normalization: Fsa | None = None
 ) -> tuple[DataDir, dict[str, Alignment], list[Fault]]:
     """The utterances that can be used, alignments between the network's frames, and those without."""
-    data, outputs = network_outputs(model, data, resources)
+    data, outputs = network_outputs(model, data, resources, frame_shift=0)
     numerators, faults = build_numerators(lang, data, normalization)
     usable = {name: scores for name, scores in outputs.items() if name in numerators}
     with counter("aligning") as update:

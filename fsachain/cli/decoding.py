@@ -155,12 +155,14 @@ class DecodingGraphs:
 
 
 def network_outputs(
-    model: AcousticModel, data: DataDir, resources: Resources, frame_shift: int = 0
+    model: AcousticModel, data: DataDir, resources: Resources, frame_shift: int | None = None
 ) -> tuple[DataDir, Outputs]:
     """The utterances that can be used, and network outputs [T', P] by id, with a bar; errors as `Resources.read`.
 
-    `frame_shift` is that of `AcousticModel.outputs`; searches take `decoding.frame_shift`.
+    `frame_shift` is that of `AcousticModel.outputs`, by default `decoding.frame_shift`; 0 for what asks for times.
     """
+    if frame_shift is None:
+        frame_shift = model.experiment.decoding.frame_shift
     usable, (examples,) = resources.load(data, model.experiment.features)
     with counter("network") as update:
         outputs = model.outputs(normalise_set(examples, model.cmvn), update, frame_shift)
@@ -234,7 +236,7 @@ def tune_data(
     fresh(out, *TUNED, *SCORED)
     graphs.tell_unknown(data, "development set")
     options = model.experiment.decoding
-    data, outputs = network_outputs(model, data, resources, options.frame_shift)
+    data, outputs = network_outputs(model, data, resources)
     axes: dict[str, Sequence[float]] = {
         "lm_weights": options.lm_weights,
         "word_insertion_penalties": options.word_insertion_penalties,
@@ -289,7 +291,7 @@ def decode_data(
     fresh(out, *SCORED, *KEPT, *(f"lattices.{ending}" for _, ending in LATTICES.values()))
     graphs.tell_unknown(data, "transcripts")
     decoding = model.experiment.decoding
-    data, outputs = network_outputs(model, data, resources, decoding.frame_shift)
+    data, outputs = network_outputs(model, data, resources)
     graph, options = graphs.build(weights), decoding.search
     if lattices is None:
         with resources.searching("decoding") as how:
@@ -390,7 +392,7 @@ def rescore_data(
             found = _kept_lattices(folder)
             data = data.select(lambda utterance: utterance.id in found)
         else:
-            data, outputs = network_outputs(model, data, resources, decoding.frame_shift)
+            data, outputs = network_outputs(model, data, resources)
             graph = graphs.build(weights)
             with resources.searching("search") as how:
                 found = search_lattices(outputs, graph, graphs.words, options, **how)
@@ -512,8 +514,8 @@ def mend(
             raise click.UsageError(f"--{option_name}: transcripts are mended with words of the lexicon alone")
     graphs, weights = DecodingGraphs.of(lang, **search)
     fresh(out, "text", "changes.txt", "patterns.txt")
-    options, frame_shift = model.experiment.decoding.search, model.experiment.decoding.frame_shift
-    data, outputs = network_outputs(model, data, resources, frame_shift)
+    options = model.experiment.decoding.search
+    data, outputs = network_outputs(model, data, resources)
     wide = max(options.lattice_beam, MENDING_BEAM)
     wide_options = replace(options, lattice_beam=wide, first_beam=max(options.first_beam, wide))
     forgive, written = Forgiveness(substitution, insertion, deletion), data.transcripts

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.data.dataset import Example, OutputWindow
+from fsachain.data.utterance import shortened
 from fsachain.errors import DataError
 from fsachain.fsa import Fsa
 from fsachain.kaldi.archive import read_table
@@ -60,8 +61,7 @@ def _split(key: str, found: ChainExample, time_offset: int | None) -> Iterator[S
     part, output, ivector = inputs["input"], outputs["output"], inputs.get("ivector")
     if len(output.indexes.t) > len(part.indexes.t):
         raise DataError(
-            f"output 'output' has {len(output.indexes.t)} frames, input 'input' {len(part.indexes.t)}; expected at least as "
-            "many"
+            f"the output has {len(output.indexes.t)} frames, the input {len(part.indexes.t)}; expected at least as many"
         )
     fsas: Iterable[Fsa] = output.fsas
     if not output.end_to_end and output.num_sequences > 1:
@@ -70,7 +70,7 @@ def _split(key: str, found: ChainExample, time_offset: int | None) -> Iterator[S
         places = _rows_of(part.indexes, n)
         times = part.indexes.t[places].astype(np.int64)
         if not len(times) or np.any(np.diff(times) != 1):
-            raise DataError(f"input 'input', sequence {n}: expected every time once, without gaps")
+            raise DataError(f"sequence {n} of the input: expected every time once, without gaps")
         first, subsampling, weights = _window(output, n, int(times[0]), int(times[-1]))
         first -= subsampling // 2 if time_offset is None else time_offset
         # Row `first` comes to a multiple of the subsampling.
@@ -88,7 +88,7 @@ def _split(key: str, found: ChainExample, time_offset: int | None) -> Iterator[S
         if ivector is not None:
             rows = _rows_of(ivector.indexes, n)
             if not len(rows):
-                raise DataError(f"input {ivector.name!r} has no row for sequence {n}")
+                raise DataError(f"the input {ivector.name!r} has no row for sequence {n}")
             vector = ivector.features[rows[0]].astype(np.float32)
         yield SupervisedExample(example, fsa, output.weight, subsampling, output.label_dim, vector)
 
@@ -108,11 +108,12 @@ def _window(
     subsampling = int(frames[1] - frames[0]) if len(frames) > 1 else 1
     if len(frames) != output.frames_per_sequence or subsampling < 1 or np.any(np.diff(frames) != subsampling):
         raise DataError(
-            f"output {output.name!r}, sequence {n}: expected {output.frames_per_sequence} even steps"
+            f"sequence {n} of the output: expected {output.frames_per_sequence} even steps, got frames "
+            f"{shortened(frames.tolist())}"
         )
     if frames[0] < first or frames[-1] > last:
         raise DataError(
-            f"output {output.name!r}, sequence {n}: times {frames[0]} to {frames[-1]} lie not in those of the "
+            f"sequence {n} of the output: times {frames[0]} to {frames[-1]} lie not in those of the "
             f"input, {first} to {last}"
         )
     weights = output.deriv_weights[places] if len(output.deriv_weights) else np.ones(len(frames), np.float32)

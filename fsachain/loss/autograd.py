@@ -24,9 +24,10 @@ from fsachain.batch import Graphs, TableBatch, pack_graphs
 from fsachain.errors import BackendUnavailable, ShapeError
 
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
-# Torch has no public names for these two; where it lacks the private ones, everything counts as traced.
+# Torch has no public names for these three; where it lacks the private ones, everything counts as traced.
 _count_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_transforms = getattr(torch._C._functorch, "get_interpreter_stack", lambda: None)
 # Nor for whether backward may come again; where this is absent, it may.
 _may_come_again = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 
@@ -112,6 +113,8 @@ class Operator:
     def __call__(self, *given: Any) -> Any:
         inputs = given[0] if self._takes_tuple else given
         if is_watched() or not _PLAIN_TENSORS.issuperset([type(inputs[i]) for i in self._tensors]):
+            if not torch.compiler.is_compiling():
+                refuse_functional_gradient([inputs[i] for i in self._tensors])
             found = self.op(*inputs)
             return self._result(*found) if self._fields else found
         refuse_forward_mode()
@@ -190,6 +193,16 @@ def refuse_forward_mode() -> None:
         raise RuntimeError(
             "fsachain has derivatives in reverse mode only; expected its losses outside of torch.func.jvp, jacfwd, hessian "
             "and torch.autograd.forward_ad"
+        )
+
+
+def refuse_functional_gradient(tensors: list[Tensor]) -> None:
+    """Raise if a `torch.func.grad` around this call asks for a gradient, which torch's custom operators cannot give."""
+    levels = _transforms() or ()
+    if any(level.key().name == "Grad" for level in levels) and any(one.requires_grad for one in tensors):
+        raise RuntimeError(
+            "fsachain has no gradient under torch.func.grad, vjp, jacrev and the like; expected backward() of the loss, or "
+            "torch.autograd.grad"
         )
 
 

@@ -35,7 +35,9 @@ def _lfmmi(given: SequenceCall) -> Terms:
     """
     nnet_output, with_gradient, with_numerator = given.nnet_output, given.with_gradient, given.with_numerator
     numerators = find_batch(int(given.numerator_key.item()))
-    call = dispatch.bind(numerators, nnet_output, given.lengths, memory_budget=given.memory_budget)
+    call = dispatch.bind(
+        numerators, nnet_output, given.lengths, memory_budget=given.memory_budget, argument="nnet_output"
+    )
     factors = placed_weights(given, numerators, call)
     gradient, boosted, scores = new_buffer(nnet_output, False), call, nnet_output
     if given.boost:

@@ -126,7 +126,9 @@ def _mbr(given: SequenceCall) -> Terms:
         there: Terms = by_host(_mbr, given, nnet_output.device)
         return there
     numerators = find_batch(int(given.numerator_key.item()))
-    call = dispatch.bind(numerators, nnet_output, given.lengths, "cpu", given.memory_budget)
+    call = dispatch.bind(
+        numerators, nnet_output, given.lengths, "cpu", given.memory_budget, argument="nnet_output"
+    )
     factors = placed_weights(given, numerators, call)
     accuracy = new_buffer(nnet_output, True)
     num, num_ok = call.add_occupancy(numerators, 0.0, None, accuracy)
