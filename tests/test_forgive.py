@@ -19,9 +19,9 @@ from fsachain.decode.suspicious import doubts
 from fsachain.errors import ConfigError, GraphError
 from fsachain.graph.denominator import build_denominator, coarse
 from fsachain.graph.forgive import forgive
-from fsachain.graph.numerator import load_numerators, save_numerators
+from fsachain.graph.numerator import load_numerators, numerator_of_phones, save_numerators
 from fsachain.graph.phone_lm import estimate_phone_lm
-from fsachain.graph.spelling import any_phones, phone_loop
+from fsachain.graph.spelling import ForgivingTranscript, any_phones, phone_loop
 from recipes.weak_transcripts.corrupt import Rates, corrupt, corrupt_text, precision_at
 
 LONGEST = 4
@@ -300,6 +300,22 @@ def test_a_place_costs_no_more_arcs_than_a_coarse_normalization_and_a_quarter():
     assert counts[1] - counts[0] < 1.25 * coarse(fine).num_arcs
 
 
+@pytest.mark.parametrize("options", FORGIVING)
+def test_in_a_star_of_ctc_each_frame_of_a_phone_costs_what_a_further_one_does(options):
+    tree = ContextTree.monophone(LEXICON.phones, Topology.ctc())
+    words = ("ab", "a")
+    transcript = ForgivingTranscript(words, LEXICON, options, any_phones(LEXICON, options.star)).graph
+    apart = numerator_of_phones(transcript, transcript.dst.tolist(), words, LEXICON, tree).fsa
+    merged = build_numerator(words, LEXICON, tree, forgive=options).fsa
+    assert merged.num_arcs < apart.num_arcs or not options.has_star
+    score, fine = Scorer(merged, log_add), Scorer(apart, log_add)
+    for length in range(1, LONGEST + 1):
+        for pdfs in itertools.product(range(tree.num_pdfs), repeat=length):
+            assert score(pdfs) <= fine(pdfs) + tolerances.ROUNDING
+            if all(a != b for a, b in itertools.pairwise(pdfs)):
+                assert score(pdfs) == pytest.approx(fine(pdfs), abs=tolerances.ENUMERATION)
+
+
 CHANGED = Forgiveness(2.5, 0.2, -1.1, "sum", 2)
 
 
@@ -319,19 +335,22 @@ def test_a_numerator_with_other_penalties_is_the_one_that_they_make(topology, tm
         assert found.final_log_prob == pytest.approx(wanted.fsa.final_log_prob, abs=tolerances.ENUMERATION)
 
 
-def test_edits_are_the_derivatives_of_log_z_by_the_penalties():
+@pytest.mark.parametrize("topology", [Topology.chain(), Topology.ctc()])
+def test_edits_are_the_derivatives_of_log_z_by_the_penalties(topology):
     words, step = ["ab", "a", "a"], 1e-4
-    made = build_numerator(words, LEXICON, TREE, normalization=NORMALIZATION, forgive=CHANGED)
-    scores = 3.0 * np.random.default_rng(8).normal(size=(1, 8, TREE.num_pdfs))
+    tree = ContextTree.monophone(LEXICON.phones, topology)
+    normalization = DenominatorGraph(build_denominator(LM, tree), tree.num_pdfs).normalization_fsa()
+    made = build_numerator(words, LEXICON, tree, normalization=normalization, forgive=CHANGED)
+    scores = 3.0 * np.random.default_rng(8).normal(size=(1, 8, tree.num_pdfs))
 
     def log_z(penalties):
         options = Forgiveness(*penalties, CHANGED.star, CHANGED.most_left_out)
-        table = fsachain.compile_table(made.priced(options), TREE.num_pdfs)
+        table = fsachain.compile_table(made.priced(options), tree.num_pdfs)
         batch = fsachain.TableBatch.pack([table])
         found = fsachain.forward_backward(batch, scores, backend="reference").log_prob[0]
         return found - options.constant(len(words))
 
-    batch = fsachain.TableBatch.pack([fsachain.compile_table(made.fsa, TREE.num_pdfs)])
+    batch = fsachain.TableBatch.pack([fsachain.compile_table(made.fsa, tree.num_pdfs)])
     found = fsachain.forward_backward(batch, scores, backend="reference")
     penalties = np.array([CHANGED.substitution, CHANGED.insertion, CHANGED.deletion])
     wanted = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -154,10 +155,15 @@ def coarse(fsa: Fsa) -> Fsa:
 
     By induction over its length a sequence weighs from C at most what it does from any s in C.
     """
+    return merge_down(fsa, COARSE_TOLERANCE)
+
+
+def merge_down(fsa: Fsa, tolerance: float, kinds: Any = 0) -> Fsa:
+    """As `coarse`, where weights within `tolerance` nats are alike, and states of different `kinds` [S] stay apart."""
     is_start = np.arange(fsa.num_states) == fsa.start
-    colours = np.stack([_quantise(fsa.final_log_prob, COARSE_TOLERANCE), is_start])
+    colours = np.stack([_quantise(fsa.final_log_prob, tolerance), is_start, is_start * 0 + kinds])
     colour = np.unique(colours, axis=1, return_inverse=True)[1].ravel()
-    classes = _refine(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, colour, COARSE_TOLERANCE)
+    classes = _refine(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, colour, tolerance)
     state, pdf, target, total = _sums(fsa.src, fsa.pdf, classes[fsa.dst], np.exp(fsa.log_prob))
     keys = np.stack([classes[state], pdf, target])
     order = _order(keys)

@@ -41,7 +41,7 @@ from fsachain.graph.archive import (
     unique_names,
 )
 from fsachain.graph.context import ContextTree
-from fsachain.graph.denominator import coarse
+from fsachain.graph.denominator import coarse, merge_down
 from fsachain.graph.expand import expand_arcs
 from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.graph.lexicon import Lexicon, name_difference
@@ -108,10 +108,14 @@ class Numerator:
     def said(self, arc_occupancy: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
         """For each of `words` the probability of having been said, [U], by `ForwardBackward.arc_occupancy(n)` [T, A].
 
-        It is one less what a forgiving graph lets stand in its place. An arc begins a word where no arc of the word leads.
+        It is one less what a forgiving graph lets stand in its place. An arc begins a word where no arc of the word leads,
+        nor a blank behind one.
         """
         is_word = self.arc_word >= 0
         inside = set(zip(self.fsa.dst[is_word].tolist(), self.arc_word[is_word].tolist(), strict=True))
+        is_blank = self.arc_phone == 0
+        behind = dict(zip(self.fsa.src[is_blank].tolist(), self.fsa.dst[is_blank].tolist(), strict=True))
+        inside |= {(behind[state], word) for state, word in inside if state in behind}
         begins = [
             word >= 0 and (src, word) not in inside
             for src, word in zip(self.fsa.src.tolist(), self.arc_word.tolist(), strict=True)
@@ -240,7 +244,8 @@ def build_numerator(
     found = numerator_of_phones(
         transcript.graph, transcript.graph.dst.tolist(), tuple(words), lexicon, tree, **how
     )
-    return _placed(found, transcript, forgive, tree)
+    placed = _placed(found, transcript, forgive, tree)
+    return placed if placed.state_place is None or tree.blank_pdf is None else _merged(placed)
 
 
 def _placed(
@@ -260,6 +265,34 @@ def _placed(
     place, star = np.array(transcript.place)[state], np.array(transcript.star)[state]
     places = np.where(place < 0, -1, 2 * place + star).astype(np.int32)
     return replace(made, arc_word=words, forgive=forgive, state_place=places)
+
+
+def _merged(made: Numerator) -> Numerator:
+    """With the phones of a star in one state where a blank is between equal ones: K arcs for K phones, not K^2.
+
+    Such a topology has a state for each phone that may have been the last, and an arc from each to each. Those of one star
+    that go on in like ways are one here; what their arcs weigh is the least that any of them does, so that each frame of a
+    phone costs in a star what a further phone does.
+    """
+    assert made.state_place is not None
+    place = made.state_place
+    is_start = made.arc_is_start | (made.arc_word < NO_WORD)
+    rows = np.stack([made.fsa.pdf, made.arc_phone, made.arc_word, is_start, place[made.fsa.dst]])
+    kinds, label = np.unique(rows, axis=1, return_inverse=True)
+    fsa = made.fsa
+    labels = Fsa(fsa.num_states, fsa.src, fsa.dst, label.ravel(), fsa.log_prob, fsa.final_log_prob, fsa.start)
+    fsa = merge_down(labels, math.inf, place)
+    pdf, phone, word, starts, places = kinds[:, fsa.pdf]
+    state_place = np.zeros(fsa.num_states, dtype=np.int32)
+    state_place[fsa.dst] = places
+    return replace(
+        made,
+        fsa=Fsa(fsa.num_states, fsa.src, fsa.dst, pdf, fsa.log_prob, fsa.final_log_prob, fsa.start),
+        arc_phone=phone.astype(np.int32),
+        arc_word=word.astype(np.int32),
+        arc_is_start=starts.astype(np.bool_),
+        state_place=state_place,
+    )
 
 
 def numerator_of_phones(
