@@ -76,6 +76,16 @@ def test_changed_options_and_data_are_noticed(fsachain, exp, inputs, recorded):
     assert stages_of(fsachain("run", exp, "--to", "graphs").out) == ["lang", "features", "graphs"]
 
 
+def test_a_word_network_of_the_training_text_rescores(fsachain, exp, inputs):
+    fsachain.ok("run", exp, *inputs, "--to", "decode")
+    network = ("--set", "rescoring.network_epochs=2", "--set", "decoding.ngram_order=2")
+    assert stages_of(fsachain.ok("run", exp, *network).out) == ["decode", "rescore", "align", "report"]
+    assert (exp / "decode" / "dev" / "lattices.ark").is_file() and (exp / "rescore" / "wer.json").is_file()
+    assert "rescored " in (exp / "report.txt").read_text()
+    spelt = fsachain("run", exp, *network, "--set", "decoding.open_vocabulary=true", "--to", "rescore")
+    assert_one_line(spelt, "rescoring.network_epochs: expected 0")
+
+
 def test_options_that_a_training_refuses_are_forgotten(fsachain, exp, inputs):
     """The folder is as it was: without them the run is done, and other options do not meet them again."""
     fsachain.ok("run", exp, *inputs, "--to", "train")

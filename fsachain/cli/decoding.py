@@ -39,7 +39,7 @@ from fsachain.decode.decoder import decode as decode_outputs
 from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
-from fsachain.decode.rescore import Rescorer, WordSequence, best_word_sequences
+from fsachain.decode.rescore import NetworkScores, Rescorer, WordSequence, best_word_sequences
 from fsachain.decode.suspicious import doubts
 from fsachain.decode.suspicious import mend as mend_outputs
 from fsachain.decode.transcribe import timed_words
@@ -57,6 +57,7 @@ from fsachain.graph.patterns import Pattern, alternatives_as_text, build_pattern
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.lattice import Lattice, read_lattice
 from fsachain.kaldi.symbols import grammar_over, read_symbols
+from fsachain.nn.word_network import WordNetwork
 from fsachain.openfst import Transducer, read_fst
 from fsachain.progress import counter
 
@@ -363,16 +364,18 @@ def rescore(
 def rescore_data(
     model: AcousticModel,
     data: DataDir,
-    second: Path,
+    second: Path | None,
     out: Path,
     dev: DataDir,
     graphs: DecodingGraphs,
     weights: Weights,
     resources: Resources,
     kept: Path | None = None,
+    network: WordNetwork | None = None,
 ) -> WerReport:
-    """Judge the best word sequences of the search with the ARPA model `second`; weights are chosen on `dev`.
+    """Judge the best word sequences of the search with a second model; weights are chosen on `dev`.
 
+    That is the ARPA model `second`, or else the grammar of the search, and with `network` the mean of both.
     `weights` are those of the search; `kept` is a folder of its lattices and weights, which `decode_data` and `tune_data`
     wrote: without it both sets are searched. Utterances that `resources` leaves out are not scored. Writes tuning.txt,
     tuning.json, hyp.txt, wer.txt and wer.json to `out`.
@@ -380,8 +383,15 @@ def rescore_data(
     check_lang(model, graphs.lang)
     fresh(out, *TUNED, *SCORED)
     lexicon = graphs.lang.lexicon
-    old, new = graphs.scores(graphs.grammar), graphs.scores(grammar_from_arpa(second, lexicon))
     config, decoding = model.experiment.rescoring, model.experiment.decoding
+    if network is not None and graphs.spelling is not None:
+        raise ConfigError(
+            "rescoring.network_epochs: expected 0 where decoding.open_vocabulary spells words: a network of words has none"
+        )
+    old = graphs.scores(graphs.grammar)
+    ngram = old if second is None else graphs.scores(grammar_from_arpa(second, lexicon))
+    share = config.network_share
+    new = ngram if network is None else NetworkScores(network, ngram, lexicon.words, share)
     options = decoding.search
     if kept is not None:
         weights = _kept_weights(kept)

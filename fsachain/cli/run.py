@@ -7,8 +7,8 @@ features   recordings -> cache/ (features of all sets and speeds)
 graphs     transcripts -> graphs/ (phone language model, denominator, numerators)
 train      -> model/ (checkpoints, train.jsonl, model.safetensors)
 decode     LM weight tuned on dev, test scored -> decode/
-rescore    with --rescore: a larger model than the search can use chooses among the best word sequences, with weights of
-           dev -> rescore/
+rescore    with --rescore or rescoring.network_epochs: a larger model than the search can use, a network that knows how words
+           are spelt, or both, choose among the best word sequences, with weights of dev -> rescore/
 align      test transcripts -> align/ (word and phone CTM)
 report     -> report.txt: word error rates, sizes, wall time of each stage; report.html: all there is to see
 
@@ -65,6 +65,7 @@ from fsachain.errors import ConfigError, LeftOutError, counted
 from fsachain.files import parse_json, write_text
 from fsachain.graph.decoding import Weights
 from fsachain.nn.network import num_parameters
+from fsachain.nn.word_network import train_word_network
 from fsachain.report.collect import RUN, STAGE_LOG, read_stages
 from fsachain.train.log import read_log
 from fsachain.train.stopping import stoppable
@@ -104,8 +105,13 @@ class Run:
         return {
             name: stage
             for name, stage in {**begin, **BOTH_PASSES}.items()
-            if name != "rescore" or "rescore" in self.inputs
+            if name != "rescore" or self.rescores
         }
+
+    @property
+    def rescores(self) -> bool:
+        """Whether a second language model chooses among the best word sequences."""
+        return "rescore" in self.inputs or bool(self.config.rescoring.network_epochs)
 
     def data(self, split: str) -> DataDir:
         return self.resources.read(self.inputs[split])
@@ -208,7 +214,7 @@ def _decode(run: Run) -> None:
         transcripts = (one.words for one in run.data("train"))
         make_grammar(transcripts, run.lang.spoken_words, out / GRAMMAR, order)
     model, graphs = run.decoding_model, run.decoding_graphs
-    form = "kaldi" if "rescore" in run.inputs else None  # lattices are kept for the stage rescore
+    form = "kaldi" if run.rescores else None  # lattices are kept for the stage rescore
     best = tune_data(model, graphs, run.data("dev"), out, run.resources, keep=form is not None).best
     print(f"dev   {best}")
     found = decode_data(model, graphs, run.data("test"), out, best.weights, run.resources, form)
@@ -218,10 +224,15 @@ def _decode(run: Run) -> None:
 def _rescore(run: Run) -> None:
     tuned = _tuned(run)
     point = Weights(*(tuned[name] for name in Weights._fields))
-    second, out, decoded = run.inputs["rescore"], run.exp / "rescore", run.exp / "decode"
+    second, out, decoded = run.inputs.get("rescore"), run.exp / "rescore", run.exp / "decode"
     test, dev, graphs = run.data("test"), run.data("dev"), run.decoding_graphs
     kept = decoded if (decoded / WEIGHTS).is_file() else None
-    done = rescore_data(run.decoding_model, test, second, out, dev, graphs, point, run.resources, kept)
+    network, epochs = None, run.config.rescoring.network_epochs
+    if epochs:
+        transcripts = (one.words for one in run.data("train"))
+        network = train_word_network(transcripts, run.lang.spoken_words, epochs, run.config.train.seed)
+    model = run.decoding_model
+    done = rescore_data(model, test, second, out, dev, graphs, point, run.resources, kept, network)
     print(f"test  {done.total}")
 
 
@@ -265,7 +276,7 @@ def _report(run: Run) -> None:
         f"report       {make_report(run.exp, base=run.base)}",
     ]
     lines[2:2] = _times(run)
-    if "rescore" in run.inputs:
+    if run.rescores:
         rescored = (run.exp / "rescore" / "wer.txt").read_text().splitlines()[0]
         lines.insert(1, f"rescored     {rescored}")
     (run.exp / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -6,7 +6,7 @@ the second model, a sentence of n words scores
     log_prob - w old(words) + w' new(words) - (v' - v) n
 
 where log_prob is that of its best path in the lattice, old the part of it that comes from the grammar of the search, and
-new the log-probability under the second model.
+new the log-probability under the second model: an n-gram, or the mean of an n-gram's probabilities and a word network's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from fsachain.graph.grammar import NgramScores
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.open_vocabulary import Piece, spelt_out, word_ids
 from fsachain.kaldi.lattice import Lattice
+from fsachain.nn.word_network import WordNetwork
 from fsachain.openfst import Transducer
 
 BEAM_ROUNDING = 1e-3  # costs of a lattice are float32 sums over its frames
@@ -42,15 +43,25 @@ class RescoringConfig:
         num_hypotheses (word sequences): the most that are kept of an utterance.
         lm_weights (factors): factors on the second model's log-probabilities that are tried on the development set.
         word_insertion_penalties (nats): costs per word that are tried.
+        network_epochs (epochs): `fsachain run` trains a network of words on the training text for so many passes, see
+            `fsachain.nn.word_network`, and the second model is the mean of its probabilities and those of the n-gram, that
+            of the search where no other is given; 0: no network.
+        network_share (share): the network's weight in that mean.
     """
 
     num_hypotheses: int = 100
     lm_weights: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
     word_insertion_penalties: tuple[float, ...] = (-0.5, 0.0, 0.5)
+    network_epochs: int = 0
+    network_share: float = 0.6
 
     def __post_init__(self) -> None:
         if self.num_hypotheses < 1:
             raise ConfigError(f"num_hypotheses: expected a positive number, got {self.num_hypotheses}")
+        if self.network_epochs < 0:
+            raise ConfigError(f"network_epochs: expected 0 or a positive number, got {self.network_epochs}")
+        if not 0 <= self.network_share <= 1:
+            raise ConfigError(f"network_share: expected a number from 0 to 1, got {self.network_share}")
         axes = {"lm_weights": self.lm_weights, "word_insertion_penalties": self.word_insertion_penalties}
         check_grid("rescoring.", **axes)
 
@@ -126,6 +137,36 @@ def best_of(paths: Any, count: int, beam: float) -> list[tuple[list[int], float]
     return [(spelt(number), total) for number, total in best(ends)]
 
 
+class SentenceScores(Protocol):
+    """A language model of whole sentences: natural log-probabilities of lists of word ids, each with its end."""
+
+    def log_probs(self, sentences: Sequence[Sequence[int]]) -> list[float]: ...
+
+
+@dataclass(frozen=True)
+class NetworkScores:
+    """P(w | h) is `share` of the network's and the rest of the n-gram's; `words` are those of id 1, 2, ...
+
+    A word that the n-gram lacks is impossible, as in a search with it.
+    """
+
+    network: WordNetwork
+    ngram: NgramScores
+    words: Sequence[str]
+    share: float = 0.6
+
+    def log_probs(self, sentences: Sequence[Sequence[int]]) -> list[float]:
+        spelt = [[self.words[number - 1] for number in ids] for ids in sentences]
+        found = []
+        for ids, network in zip(sentences, self.network.log_probs(spelt), strict=True):
+            ngram = np.array(self.ngram.by_word(ids))
+            possible = np.isfinite(ngram).all()
+            mean = self.share * np.exp(network) + (1 - self.share) * np.exp(ngram) if possible else [0.0]
+            with np.errstate(divide="ignore"):
+                found.append(float(np.log(mean).sum()))
+        return found
+
+
 class Rescorer:
     """N-best lists with the scores of both language models, so that weights can be tried without scoring again.
 
@@ -139,17 +180,19 @@ class Rescorer:
         lexicon: Lexicon,
         old: NgramScores,
         weights: Weights,
-        new: NgramScores,
+        new: SentenceScores,
     ) -> None:
         self._lists = lists
         self.names = list(lists)  # of the utterances
         self._rows: dict[str, npt.NDArray[np.float64]] = {}
         for name, sequences in lists.items():
             rows = np.empty((len(sequences), 3))
-            for row, sequence in zip(rows, sequences, strict=True):
-                ids, count = word_ids(sequence.words, lexicon), len(sequence.words)
-                heard = sequence.log_prob - weights.lm_weight * old.best_path_log_prob(ids)
-                row[:] = heard + weights.word_insertion_penalty * count, new.log_prob(ids), -count
+            ids = [word_ids(sequence.words, lexicon) for sequence in sequences]
+            said = zip(rows, sequences, ids, new.log_probs(ids), strict=True)
+            for row, sequence, its, log_prob in said:
+                count = len(sequence.words)
+                heard = sequence.log_prob - weights.lm_weight * old.best_path_log_prob(its)
+                row[:] = heard + weights.word_insertion_penalty * count, log_prob, -count
             self._rows[name] = rows
 
     def best(self, lm_weight: float, word_insertion_penalty: float) -> dict[str, tuple[str, ...]]:

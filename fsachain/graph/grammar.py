@@ -406,15 +406,25 @@ class NgramScores:
 
         A shorter history counts only where the word is unseen after the longer one, as in the n-gram's definition.
         """
-        state, total = self._start, 0.0
+        return sum(self.by_word(word_ids))
+
+    def log_probs(self, sentences: Iterable[Iterable[int]]) -> list[float]:
+        """`log_prob` of each."""
+        return [self.log_prob(one) for one in sentences]
+
+    def by_word(self, word_ids: Iterable[int]) -> list[float]:
+        """What each word and the end add to `log_prob`; it ends with the first -inf."""
+        state, found = self._start, list[float]()
         for label in (*word_ids, _END):
+            backed_off = 0.0
             while (arc := self._arcs[state].get(label)) is None:
                 if 0 not in self._arcs[state]:
-                    return -math.inf
+                    return [*found, -math.inf]
                 state, weight = self._arcs[state][0]
-                total += weight
-            state, total = arc[0], total + arc[1]
-        return total
+                backed_off += weight
+            state = arc[0]
+            found.append(backed_off + arc[1])
+        return found
 
     def best_path_log_prob(self, word_ids: Iterable[int]) -> float:
         """Log-probability of the best path of a sentence in a decoding graph of this grammar: `log_prob` or more.
