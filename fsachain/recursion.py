@@ -49,6 +49,12 @@ difference of the two sides. The betas that make them are not raised, and are ze
 the same difference. A path that alphas lose early and betas lose late is noticed where it rises in between: d rises with it.
 All is decided for each sequence from its own data; one that nothing proves safe is computed again in a wider range.
 
+Most betas of a graph that one sequence has for itself are nothing beside the others. With a and b of the same time,
+
+    (34) states with  a(t, i) b(t, i) < 2^-64 sum_j a(t, j) b(t, j)  are left out, for t > 0: arcs into them have no gamma,
+
+and states that lead to no others no beta. By (11) each has less than 2^-64 of all paths, which float64 does not show.
+
 More from the same rows. A state is passed between frames; ahead(t, .) is (8) run backwards; paths are drawn with beta:
 
     (14) state_occupancy(t, i) = exp(alpha'(t, i) + beta'(t, i)),   for t = 0..T; rows sum to one

@@ -104,8 +104,26 @@ def test_weights_that_are_no_normal_floats_are_not_confirmed(end, monkeypatch):
 @pytest.mark.parametrize("budget", [0.0, 1e9])
 def test_the_decision_does_not_depend_on_the_memory(budget, monkeypatch):
     table = compile_table(left_to_right_graph(3, num_states=80), 9)
-    scores = 30.0 * np.random.default_rng(1).normal(size=(1, 150, 9)).astype(np.float32)
+    scores = 10.0 * np.random.default_rng(1).normal(size=(1, 150, 9)).astype(np.float32)
     ran, out = spies(monkeypatch), np.zeros((1, 150, 9), np.float32)
     cpu.add_occupancy(pack(table), scores, np.array([150]), 0.0, np.ones(1), out, budget)
     assert ran == [PLAIN]
     np.testing.assert_array_equal(forward_backward(pack(table), scores).occupancy, out)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "first"),
+    [
+        (np.float32, 40.0, PLAIN),
+        (np.float32, 60.0, "float32 wide"),
+        (np.float64, 60.0, PLAIN),
+        (np.float64, 140.0, WIDE),
+    ],
+)
+def test_plain_numbers_are_not_tried_where_scores_are_far_apart(dtype, gap, first, monkeypatch):
+    """By the pdfs that the graph has; others have no say."""
+    scores = np.zeros((2, 40, 4), dtype)
+    scores[:, :, 0], scores[:, :, 3] = -gap, np.nan
+    ran = spies(monkeypatch)
+    assert_agrees(pack(compile_table(two_lobes(), 4), 2), scores)
+    assert ran[0] == first

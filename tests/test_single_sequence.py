@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs
 
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
+from fsachain.backends.cpu import backend as cpu
 from fsachain.backends.cpu.backend import FEW, choose_layout
 from fsachain.backends.cpu.layouts import ArcGroups, ArcRows, ArcsBothWays, OwnGroups
 from fsachain.backends.cpu.structs import Form
 from fsachain.backends.cpu.tables import kernel_table
+from fsachain.backends.reference import sums as reference
 
 PDFS, FRAMES = 23, 6
 LEAKS = ("none", "to all states", "to some states")
@@ -125,6 +127,26 @@ def test_graphs_without_pairs_have_the_sums_of_the_reference_alone_and_side_by_s
     scores = (scale * np.random.default_rng(seed).normal(size=(3, FRAMES, PDFS))).astype(np.float32)
     assert_as_the_reference(TableBatch.share(table, len(scores)), leaky, scores)
     assert_alone_as_in_a_batch(fsa, leak, scores)
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+@pytest.mark.parametrize("is_dense", [False, True])
+@pytest.mark.parametrize(("dtype", "scale"), [("float32", 4.0), ("float32", 300.0), ("float64", 300.0)])
+def test_frames_in_which_few_states_matter_stand_between_those_in_which_all_do(leak, is_dense, dtype, scale):
+    """Equation (34) in a graph of one's own, at once and in segments: scores that say much, and those that say nothing."""
+    graphs = [uneven_graph(40, n) if is_dense else connected_graph(n, 40, 90, PDFS) for n in range(3)]
+    tables, leaks = zip(*(compiled(fsa, leak, PDFS) for fsa in graphs), strict=True)
+    batch, lengths, weights = TableBatch.pack(tables), np.array([80, 61, 1]), np.array([1.0, 2.0, -1.0])
+    loud = np.repeat([0.1, scale, 0.1, scale, 0.1], 16)[:, None]
+    scores = (loud * np.random.default_rng(1).normal(size=(3, 80, PDFS))).astype(dtype)
+    found = {name: np.zeros_like(scores) for name in ("whole", "segments", "reference")}
+    whole = cpu.add_occupancy(batch, scores, lengths, leaks[0], weights, found["whole"])
+    cpu.add_occupancy(batch, scores, lengths, leaks[0], weights, found["segments"], 0.0)
+    wanted = reference.add_occupancy(batch, scores, lengths, leaks[0], weights, found["reference"])
+    assert found["segments"].tobytes() == found["whole"].tobytes()
+    np.testing.assert_allclose(whole.log_prob, wanted.log_prob, rtol=tolerances.LOG_PROB_RELATIVE)
+    most = tolerances.OCCUPANCY if dtype == "float32" else tolerances.FLOAT64
+    np.testing.assert_allclose(found["whole"], found["reference"], rtol=0, atol=most)
 
 
 @pytest.mark.parametrize("width", [1, 16])

@@ -27,6 +27,9 @@ from tools.bench.graphs import DIGITS, drawn
 from tools.bench.timing import Call, Calls, Comparison, Name, Row, Table, take_turns
 from tools.bench.workloads import LEAK, Scores, Sizes, Work, Workloads, random_scores, work_of
 
+NUMERATOR_SCALES = 1, 30, 80, 1000
+WSJ_FRAMES = 200  # num_wsj needs 166
+
 
 def compared(
     ours: Calls, theirs: Calls, seconds: float, evaluations: int = 0, least: Work | None = None
@@ -81,12 +84,28 @@ def exact_denominator(work: Workloads, sizes: Sizes) -> Table:
 
 
 def numerators(work: Workloads, sizes: Sizes) -> Table:
-    """A graph of its own for each sequence; the plain loop runs in float64, since float32 would underflow."""
-    batch = pack_numerators(work, work.numerator_pdfs)
-    scores = random_scores(batch.size, sizes.frames, work.numerator_pdfs)
-    ours = _at_scales(f"B {batch.size}", batch, scores, (1, 80, 1000), sizes)
+    """A graph of its own for each sequence; the plain loop runs in float64, since float32 would underflow.
+
+    Also as a user calls them, with the gradient made and scaled.
+    """
+    rows = _numerator_rows("", pack_numerators(work, work.numerator_pdfs), sizes.frames, sizes)
+    if work.folder is not None:
+        fsa, num_pdfs = workloads.read_graph(work.folder / "num_wsj.npz")
+        batch = TableBatch.pack([compile_table(fsa, num_pdfs) for _ in range(sizes.sequences)])
+        rows += _numerator_rows("num_wsj, ", batch, WSJ_FRAMES, sizes)
+    return Table("numerators", rows)
+
+
+def _numerator_rows(name: str, batch: TableBatch, frames: int, sizes: Sizes) -> list[Row]:
+    scores = random_scores(batch.size, frames, batch.table(0).num_pdfs)
+    ours = _at_scales(f"{name}B {batch.size}", batch, scores, NUMERATOR_SCALES, sizes)
+    whole = {}
+    for scale in NUMERATOR_SCALES:
+        leaf = torch.from_numpy(np.float32(scale) * scores).requires_grad_()
+        loss = partial(total_log_prob, batch, leaf)
+        whole[f"{name}B {batch.size}, scores x {scale}, total_log_prob"] = calls.with_gradient(loss, leaf)
     plain = calls.plain_call(batch, scores, 0.0, np.float64)
-    return Table("numerators", _beside_plain(ours, plain, batch, scores, sizes))
+    return _beside_plain({**ours, **per_thread(whole, sizes)}, plain, batch, scores, sizes)
 
 
 def _beside_plain(ours: Calls, plain: Call, batch: TableBatch, scores: Scores, sizes: Sizes) -> list[Row]:

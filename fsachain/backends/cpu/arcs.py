@@ -12,11 +12,13 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from fsachain.backends.cpu.frames import ALONG, ALONG_FORM, pdf_probabilities
+from fsachain.backends.cpu.frames import ALONG, ALONG_FORM, LISTED, PATIENCE_LEFT, STALE, TOUCHED
 from fsachain.backends.cpu.jit import helper
-from fsachain.backends.cpu.layouts import ArcsBothWays, OwnGroups
+from fsachain.backends.cpu.layouts import ArcList, ArcsBothWays, OwnGroups
 from fsachain.backends.cpu.numbers import (
     add,
+    exceeds,
+    is_positive,
     kind_of,
     lanes_of,
     least_positive,
@@ -219,6 +221,7 @@ def spread_both_ways(form: Any, table: Any, alphas: Any, after: Any, probs: Any,
 # instruction that some processors have for it takes 1.4 times as long on Zen 4.
 
 SIDES = {4: 16, 8: 8}  # rows in the lanes, by the bytes of a number: a register where registers are widest
+_WIDE_ALONG = Form(ALONG, "wide")
 _FORMS = {size: (Form(side), Form(side, "wide")) for size, side in SIDES.items()}
 
 
@@ -389,6 +392,15 @@ def everywhere(form: Any, array: Any, row: Any) -> Any:
         return splat(lanes_of(form), array[row, 0]), as_integers(splat(lanes_of(form), array[row, 1]))
 
     return wide if kind_of(form) == "wide" else (lambda form, array, row: splat(form, array[row, 0]))
+
+
+@helper
+def probabilities_across(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+    """As `frames.pdf_probabilities` for a single sequence, ALONG pdfs side by side."""
+    side = _WIDE_ALONG
+    shift, n = fill(load(ALONG_FORM, work.extremes, 0), 0.0), splat(ALONG_FORM, scale[0, 0])
+    for k in range(0, len(columns.active), ALONG):
+        write_from(side, probs, k, probability(side, load_from(ALONG_FORM, work.scores, k), shift, n))
 
 
 # the text by pairs for a sequence that has no others beside it: lanes hold different rows of the graph.
@@ -765,39 +777,17 @@ def _mask_betas(form: Any, table: Any, alpha: Any, now: Any) -> Any:
 
 @helper
 def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -> None:
-    """Equation (2) with `arc_probabilities`; row [3, 1] = the sum over states, a number; and the least alpha not 0."""
+    """Equation (2); row [3, 1] = the sum over states, a number; and the least alpha not 0."""
     num_states = arcs.num_states
     _clear_rows(form, now, num_states)
     for e in range(len(arcs.src)):
         j = arcs.dst[e]
-        alpha = multiply_add(read(form, probs, e), read(form, before, arcs.src[e]), read(form, now, j))
+        p = multiply(weight(form, arcs.weight, e), read(form, probs, arcs.column[e]))
+        alpha = multiply_add(p, read(form, before, arcs.src[e]), read(form, now, j))
         write(form, now, j, alpha)
     _tidy_rows(form, now, num_states)
     store(row, 2, _flush_rows(form, now, num_states))
     write(form, row, 0, tidy(sum_rows(form, now, num_states)))
-
-
-@helper
-def _probabilities_each(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
-    pdf_probabilities(form, arcs, columns, scale, work, probs)
-    for e in range(len(arcs.src)):
-        write(form, probs, e, multiply(weight(form, arcs.weight, e), read(form, probs, e)))
-
-
-@helper
-def _probabilities_along(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
-    shift, n = load(ALONG_FORM, work.extremes, 0), splat(ALONG_FORM, scale[0, 0])
-    for row in range(-(-len(arcs.src) // ALONG)):
-        p = probability(ALONG_FORM, load(ALONG_FORM, work.scores, row), shift, n)
-        store(probs, row, p * load(ALONG_FORM, arcs.weight.mantissas, row))
-
-
-@by_type
-def arc_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
-    """probs [A] = weight x exp(y - shift) 2**-n as numbers, one for each arc, n the integer scale [1, 1]."""
-    if kind_of(form) != "plain":
-        return _probabilities_each
-    return _probabilities_along
 
 
 @helper
@@ -815,21 +805,24 @@ def _tidy_rows(form: Any, rows: Any, count: Any) -> Any:
 
 @helper
 def spread_arcs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
-    """Equation (5) and (6): betas, arc occupancies; the sums of occupancies, of betas, and of betas over init."""
+    """As `spread_pairs`."""
     arcs, alpha = table.arcs, alphas[1]
-    num_states, num_arcs = arcs.num_states, len(arcs.src)
+    num_states, num_columns = arcs.num_states, len(table.active)
     _clear_rows(form, now, len(table.final.mantissas))
     _scale_betas(form, after, num_states, work)
-    for e in range(num_arcs):
-        i = arcs.src[e]
-        onward = multiply(read(form, probs, e), read(form, work.pairs, arcs.dst[e]))
-        write(form, now, i, add(read(form, now, i), onward))
-        write(form, work.occupancy, e, multiply(read(form, alpha, i), onward))
+    for k in range(num_columns):
+        p, gamma = read(form, probs, k), zero(form, now)
+        for e in range(arcs.columns[k], arcs.columns[k + 1]):
+            i = arcs.src[e]
+            onward = multiply(multiply(weight(form, arcs.weight, e), p), read(form, work.pairs, arcs.dst[e]))
+            write(form, now, i, add(read(form, now, i), onward))
+            gamma = multiply_add(read(form, alpha, i), onward, gamma)
+        write(form, work.occupancy, k, gamma)
     leaked = zero(form, now)
     if len(table.final.mantissas) > num_states:
         leaked = read(form, now, num_states)
     _mask_betas(form, table, alpha, now)
-    return tidy(sum_rows(form, work.occupancy, num_arcs)), sum_rows(form, now, num_states), leaked
+    return tidy(sum_rows(form, work.occupancy, num_columns)), sum_rows(form, now, num_states), leaked
 
 
 @helper
@@ -847,7 +840,133 @@ def raise_betas(form: Any, table: Any, after: Any, probs: Any, now: Any, work: A
     _scale_betas(form, after, num_states, work)
     for e in range(len(arcs.src)):
         i = arcs.src[e]
-        onward = multiply_add(read(form, probs, e), read(form, work.pairs, arcs.dst[e]), read(form, now, i))
+        p = multiply(weight(form, arcs.weight, e), read(form, probs, arcs.column[e]))
+        onward = multiply_add(p, read(form, work.pairs, arcs.dst[e]), read(form, now, i))
         write(form, now, i, onward)
     _raise_along(now, num_states)
     return sum_rows(form, now, num_states)
+
+
+# Equations (5)-(7) on a graph that one sequence has for itself, over the states that matter: (34).
+#
+# Most betas and occupancies of a numerator are nothing beside the others: scores choose among the states that can be
+# reached at all, and these are few early and late. A frame here costs what the arcs into the others cost, in the order in
+# which they are found; of what is left out not even zeros are written. Where most arcs matter, all are worked on.
+
+NEGLIGIBLE = 64  # states whose share of all paths is less than 2 to the minus this are left out
+PATIENCE = 8  # frames in which all states are worked on before it is asked again
+
+
+@helper
+def list_all(table: Any, work: Any) -> None:
+    """Have it found out for all states whether they matter."""
+    for i in range(len(table.initial.mantissas)):
+        work.live[0, i] = i
+    work.counts[LISTED] = len(table.initial.mantissas)
+
+
+@helper
+def begin_live(form: Any, table: Any, frames: Any, t: int, work: Any) -> None:
+    """Before the last frame t of the sequence."""
+    if t + 1 == frames.lengths[0]:
+        list_all(table, work)
+        work.counts[PATIENCE_LEFT], work.counts[STALE] = 0, 1
+
+
+@helper
+def _find_live(form: Any, table: Any, alpha: Any, beta: Any, work: Any) -> int:
+    """Keep those states of work.live that matter at the time of `alpha` and `beta`; returns how many arcs they have."""
+    into, live, count = table.into, work.live, work.counts[LISTED]
+    leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
+    whole = zero(form, beta)
+    for m in range(count):
+        j = live[0, m]
+        whole = multiply_add(read(form, alpha, j), add(scaled(read(form, beta, j), scale), leak), whole)
+    floor = scaled(tidy(whole), fill(scale, NEGLIGIBLE))
+    found, arcs = 0, 0
+    for m in range(count):
+        j = live[0, m]
+        share = multiply(read(form, alpha, j), add(scaled(read(form, beta, j), scale), leak))
+        if exceeds(share, floor):
+            live[0, found] = j
+            found += 1
+            arcs += into.offsets[j + 1] - into.offsets[j]
+        else:
+            write(form, beta, j, zero(form, beta))
+    work.counts[LISTED] = found
+    return arcs
+
+
+@helper
+def _spread_live(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    into, alpha, live = table.into, alphas[1], work.live
+    num_states = len(table.initial.mantissas)
+    leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
+    if work.counts[STALE]:
+        _clear_rows(form, now, len(table.final.mantissas))
+        _clear_rows(form, work.occupancy, len(table.active))
+        for i in range(num_states, len(table.final.mantissas)):
+            write(form, after, i, zero(form, now))
+        work.counts[STALE] = 0
+    found, touched = 0, 0
+    for m in range(work.counts[LISTED]):
+        j = live[0, m]
+        beta = add(scaled(read(form, after, j), scale), leak)
+        write(form, after, j, zero(form, now))
+        for e in range(into.offsets[j], into.offsets[j + 1]):
+            i, k = into.other[e], into.column[e]
+            onward = multiply(multiply(weight(form, into.weight, e), read(form, probs, k)), beta)
+            gamma = multiply(read(form, alpha, i), onward)
+            if not is_positive(gamma):
+                continue
+            passed, occupied = read(form, now, i), read(form, work.occupancy, k)
+            if not is_positive(passed):
+                live[1, found] = i
+                found += 1
+            if not is_positive(occupied):
+                work.touched[touched] = k
+                touched += 1
+            write(form, now, i, add(passed, onward))
+            write(form, work.occupancy, k, add(occupied, gamma))
+    occupied, total, leaked = zero(form, now), zero(form, now), zero(form, now)
+    for m in range(touched):
+        occupied = add(occupied, read(form, work.occupancy, work.touched[m]))
+    for m in range(found):
+        i = live[1, m]
+        live[0, m] = i
+        beta = tidy(read(form, now, i))
+        if i == num_states:
+            leaked = beta
+            beta = zero(form, now)
+        write(form, now, i, beta)
+        total = add(total, beta)
+    work.counts[LISTED], work.counts[TOUCHED] = found, touched
+    if len(table.final.mantissas) > num_states:  # the leak makes a beta for every state
+        list_all(table, work)
+    return tidy(occupied), total, leaked
+
+
+@by_type
+def _spread_all(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    return spread_arcs if table["arcs"].instance_class is ArcList else spread_groups
+
+
+@helper
+def spread_own(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    """As `spread_pairs`.
+
+    The states whose betas are in `after` stand in work.live, which then has those of `now`; other betas are 0. The columns
+    that have an occupancy stand in work.touched.
+    """
+    if work.counts[PATIENCE_LEFT] == 0:
+        if _find_live(form, table, alphas[2], after, work) <= table.few:
+            return _spread_live(form, table, alphas, after, probs, now, work)
+        work.counts[PATIENCE_LEFT] = PATIENCE
+    work.counts[TOUCHED], work.counts[PATIENCE_LEFT], work.counts[STALE] = (
+        -1,
+        work.counts[PATIENCE_LEFT] - 1,
+        1,
+    )
+    if work.counts[PATIENCE_LEFT] == 0:
+        list_all(table, work)
+    return _spread_all(form, table, alphas, after, probs, now, work)

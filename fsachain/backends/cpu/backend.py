@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fsachain.backends import LogProbs, Paths
 from fsachain.backends.cpu import log as cpu_log
-from fsachain.backends.cpu.frames import AccurateFrames, Frames, load_scores, make_columns
+from fsachain.backends.cpu.frames import AccurateFrames, Frames, make_columns
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, ArcsBothWays, Layout, OwnGroups
@@ -91,23 +91,27 @@ def _decide(form: Any, table: Any, frames: Any, record: Any, limit: Any, certain
     return wide if kind_of(form) == "wide" else plain
 
 
-SPREAD = 128.0  # nats between the scores of a frame; beyond it most sequences need wide numbers
+class Seen(NamedTuple):
+    """Scores [N, T, P], lengths [N]; sequence n sees the pdfs active[offsets[n] : offsets[n + 1]]."""
+
+    scores: npt.NDArray[np.floating]
+    lengths: npt.NDArray[np.int64]
+    active: npt.NDArray[np.uint32]
+    offsets: npt.NDArray[np.int64]
 
 
-@by_type
-def _is_vain(form: Any, table: Any, frames: Any, count: Any, work: Any) -> Any:
-    """Whether plain numbers are not worth trying, by four frames: for a list of arcs wide ones take hardly longer."""
-
-    def look(form, table, frames, count, work):  # type: ignore[no-untyped-def]
-        is_vain = count > 0
+@jit_on_views
+def find_wide(seen: Any, spread: float, is_wide: Any) -> None:
+    """Of the sequences where is_wide [N], keep those whose finite scores are `spread` nats apart in four frames."""
+    offsets = seen.offsets
+    for n in range(len(is_wide)):
         for part in range(4):
-            if is_vain:
-                load_scores(form, frames, part * count // 4, work)
-                is_vain = work.extremes[0, 0] - work.extremes[1, 0] > SPREAD
-        return is_vain
-
-    is_list = kind_of(form) == "plain" and table["arcs"].instance_class is ArcList
-    return look if is_list else lambda form, table, frames, count, work: False
+            t, top, low = part * seen.lengths[n] // 4, -np.inf, np.inf
+            for k in range(offsets[n], offsets[n + 1] if is_wide[n] else 0):
+                y = seen.scores[n, t, seen.active[k]]
+                if -np.inf < y < np.inf:
+                    top, low = max(top, y), min(low, y)
+            is_wide[n] &= top - low > spread
 
 
 @helper
@@ -149,9 +153,6 @@ def _run_segments(
     count, starts, wanted = 0, len(memory.checkpoints), False
     for g in range(len(frames.lengths)):
         count = max(count, frames.lengths[g])
-    if not confirmed and _is_vain(form, table, frames, count, work):
-        found[:], certain[:] = -np.inf, False
-        return
     if not confirmed:
         for index in range(max(starts, 1)):
             if index > 0:
@@ -197,6 +198,9 @@ ALONE = 2  # so many sequences on a shared graph take less time one after the ot
 DENSE = 8  # arcs for each pdf, half of it for each state: with more they are summed by pdf where a graph is not shared, too
 LARGE = 2000  # arcs; what a list keeps for each arc and frame then leaves the caches
 FEW = 1000  # arcs; layouts differ by 0.1 ms a call there, not worth the seconds in which kernels for one more are compiled
+# Nats between the scores of a frame. Where they are further apart wide numbers, of the scores' type, take no longer than a
+# list in plain ones, which are often of no use.
+SPREAD = {SINGLE: 48.0, DOUBLE: 128.0}
 BEYOND_CACHE = 16_000  # pairs whose rows of 16 float32 leave a second-level cache of 1 MB
 # Equation (13): a plain product below these may have lost digits, or everything, and what was lost may matter.
 SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
@@ -346,15 +350,33 @@ def _run(batch: TableBatch, job: _Job) -> Floats:
         0.3 * batch.tables[0].num_arcs if batch.is_shared else 5.0 * max([x.num_arcs for x in batch.tables])
     )
     work = arcs * float(job.lengths.sum())
+    is_wide = _are_wide(batch, job)
     for dtype, kind in _kinds(batch, job):
         if waiting.size:
-            certain = np.ones(batch.size, np.bool_)
-            groups = _groups(batch, job.lengths, waiting, dtype, kind)
+            certain = ~is_wide if kind == "plain" else np.ones(batch.size, np.bool_)
+            groups = _groups(batch, job.lengths, waiting[certain[waiting]], dtype, kind)
             run_all([_group_job(batch, job, dtype, kind, lanes, found, certain) for lanes in groups], work)
             waiting = np.flatnonzero(~certain)
     run_all([_log_job(batch, job, int(n), found) for n in waiting])
     trim()
     return found
+
+
+def _are_wide(batch: TableBatch, job: _Job) -> Bools:
+    """The sequences for which plain numbers are not tried: see SPREAD."""
+    if batch.is_shared or job.accuracy is not None:
+        return np.zeros(batch.size, np.bool_)
+    layouts = [choose_layout(table, Form(1), False) for table in batch.tables]
+    is_wide = np.array([layout is ArcList for layout in layouts]) & (job.lengths > 0)
+    if is_wide.any():
+        active = [table.active_pdfs for table in batch.tables]
+        offsets = np.cumsum([0, *map(len, active)])
+        find_wide(
+            pack(Seen(job.scores, job.lengths, np.concatenate(active), offsets)),
+            SPREAD[job.scores.dtype],
+            is_wide,
+        )
+    return is_wide
 
 
 def _kinds(batch: TableBatch, job: _Job) -> list[tuple[np.dtype[Any], str]]:
@@ -413,7 +435,7 @@ def _graph(
     key = dtype.char, form.width, form.kind, leaks, is_shared, num_pdfs
     if key not in made:
         data = kernel_table(table, dtype, form, leaks, choose_layout(table, form, is_shared))
-        columns = make_columns(data.active, data.runs, form.width, num_pdfs)
+        columns = make_columns(data.active, form.width, num_pdfs)
         made[key] = _Graph(pack(data), pack(columns), shape_of(data, columns, form, dtype))
     return made[key]
 

@@ -18,6 +18,7 @@ from fsachain.backends.cpu.numbers import (
     reciprocal,
     shift_of,
     write,
+    zero,
 )
 from fsachain.backends.cpu.simd import (
     by_type,
@@ -386,17 +387,18 @@ def clear_own(frames: Any, g: int, first: int, out: Any) -> None:
 
 ALONG = 8  # pdfs or states side by side where a single sequence has no others beside it
 ALONG_FORM = Form(ALONG)
+# Of `Workspace.counts`: states in `live`; columns in `touched`, -1 for all; frames that all states are still worked on;
+# whether the rows of betas and occupancies that come next hold what is old.
+LISTED, TOUCHED, PATIENCE_LEFT, STALE = range(4)
 
 
 class Columns(NamedTuple):
     """Where the active pdfs lie.
 
-    active [K]: in the scores; equal ones in runs that begin at `runs`, whose last entry is K. tiles: the first pdfs of
-    W x W tiles; place [K]: in the rows of all tiles; k without tiles.
+    active [K]: in the scores. tiles: the first pdfs of W x W tiles; place [K]: in the rows of all tiles; k without tiles.
     """
 
     active: npt.NDArray[np.uint32]
-    runs: npt.NDArray[np.uint32]
     tiles: npt.NDArray[np.int64]
     place: npt.NDArray[np.uint32]
 
@@ -420,12 +422,10 @@ class AccurateFrames(NamedTuple):
     accuracy: npt.NDArray[np.floating]
 
 
-def make_columns(
-    active: npt.NDArray[np.uint32], runs: npt.NDArray[np.uint32], width: int, num_pdfs: int
-) -> Columns:
+def make_columns(active: npt.NDArray[np.uint32], width: int, num_pdfs: int) -> Columns:
     """Columns for `width` lanes and scores of `num_pdfs` pdfs; tiles where both are wide enough."""
     if width == 1 or num_pdfs < width or not len(active):
-        return Columns(active, runs, np.empty(0, np.int64), np.arange(len(active), dtype=np.uint32))
+        return Columns(active, np.empty(0, np.int64), np.arange(len(active), dtype=np.uint32))
     tiles: list[int] = []
     place = np.empty(len(active), np.uint32)
     k = 0
@@ -435,7 +435,7 @@ def make_columns(
         place[k:after] = len(tiles) * width + active[k:after] - start
         tiles.append(start)
         k = after
-    return Columns(active, runs, np.array(tiles), place)
+    return Columns(active, np.array(tiles), place)
 
 
 def count_rows(columns: Columns, width: int) -> int:
@@ -639,14 +639,11 @@ def _add_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any, out: Any
 
 @helper
 def _add_single(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> None:
-    into, active, runs = out[frames.lanes[0], t], frames.columns.active, frames.columns.runs
+    into, active = out[frames.lanes[0], t], frames.columns.active
     following = out[frames.lanes[0], max(t - 1, 0)]
-    for run in range(len(runs) - 1):
-        pdf, total = active[runs[run]], rows.dtype.type(0)
-        for k in range(runs[run], runs[run + 1]):
-            total += rows[k, 0]
-        into[pdf] += total
-        prefetch(following, pdf)
+    for k in range(len(active)):
+        into[active[k]] += rows[k, 0]
+        prefetch(following, active[k])
 
 
 @helper
@@ -681,6 +678,19 @@ def scatter(form: Any, frames: Any, t: int, total: Any, work: Any, out: Any) -> 
     """out[n, t, p] += factor of the sequence x occupancy / total; where the factor is 0 nothing changes."""
     _make_shares(form, frames.columns, reciprocal(total), work)
     _add_rows(lanes_of(form), frames, t, work.scores, work, out)
+
+
+@helper
+def scatter_live(form: Any, frames: Any, t: int, total: Any, work: Any, out: Any) -> None:
+    """The same for one sequence and the columns in work.touched, whose occupancies are put to zero."""
+    n, inverse, factor = frames.lanes[0], reciprocal(total), load(lanes_of(form), work.factors, 0)
+    for m in range(work.counts[TOUCHED]):
+        k = work.touched[m]
+        pdf = frames.columns.active[k]
+        share = factor * ratio(read(form, work.occupancy, k), inverse)
+        out[n, t, pdf] += largest_lane(share)
+        prefetch(out[n, max(t - 1, 0)], pdf)
+        write(form, work.occupancy, k, zero(form, work.occupancy))
 
 
 # Numba kernel for the penalties on large scores: one pass over a sequence's network output.

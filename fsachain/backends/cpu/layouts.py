@@ -113,15 +113,17 @@ class OwnGroups(ArcGroups):
 
 
 class ArcList(NamedTuple):
-    """The arcs one after another; their pdfs are the table's `active`, one for each arc.
+    """The arcs one after another by pdf, those of pdf k from columns[k] to columns[k + 1] - 1.
 
-    They stand by pdf, so that a frame's scores are read from the first to the last; arcs of one pdf by rank, the first into
-    every state, then the second of each, because arcs that follow each other should have different ends.
+    Arcs of one pdf stand by rank, the first into every state, then the second of each, because arcs that follow each other
+    should have different ends.
     """
 
     num_states: int
     src: Index
     dst: Index
+    column: Index
+    columns: Index
     weight: Weights
 
 

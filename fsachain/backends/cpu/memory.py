@@ -167,7 +167,8 @@ class Workspace(NamedTuple):
     beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
     them, and its exponent. pairs [Q, S or 0, R W]; occupancy [K, R W]; scores and accuracy [K, W] or as many rows as tiles
     have, extremes [3, W or ALONG], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors [1, W], offsets [W].
-    Where W = 1, sizes are rounded up to multiples of ALONG; and K stands for the arcs in an `ArcList`.
+    live [2, S'], touched [K] and counts [4]: see `arcs.spread_own`; the first two for W = 1, where sizes are rounded up to
+    multiples of ALONG.
     """
 
     history: npt.NDArray[np.floating]
@@ -185,6 +186,9 @@ class Workspace(NamedTuple):
     frames: npt.NDArray[np.floating]
     factors: npt.NDArray[np.floating]
     offsets: npt.NDArray[np.int64]
+    live: npt.NDArray[np.uint32]
+    touched: npt.NDArray[np.uint32]
+    counts: npt.NDArray[np.int64]
 
 
 class Memory(NamedTuple):
@@ -258,6 +262,9 @@ def memory_block(shape: Shape, plan: Plan, kept: int) -> Block:
         ((1, width), kind),  # frames
         ((1, width), kind),  # factors
         ((width,), np.dtype(np.int64)),  # offsets
+        ((2, alphas if width == 1 else 0), np.dtype(np.uint32)),  # live
+        ((shape.pdfs if width == 1 else 0,), np.dtype(np.uint32)),  # touched
+        ((4,), np.dtype(np.int64)),  # counts
         ((plan.frames, width), kind),  # shift
         ((plan.frames + 1, width), integers),  # scale
         ((width,), kind),  # z

@@ -30,6 +30,7 @@ from fsachain.backends.cpu.simd import (
     fma,
     intrinsic,
     larger,
+    largest_lane,
     load,
     mantissa,
     power_of_two,
@@ -280,6 +281,15 @@ ratio = _by_kind(
 )
 # x in the lanes where the mask is positive, else `other`.
 where_lane = _by_kind(_plain_where_lane, _where_lane_in_pairs, _where_lane_in_pairs)
+# Of a form of one lane, as truth: whether x is not 0; whether it is more than y, which is tidy, up to a factor of 4.
+is_positive = _by_kind(
+    lambda x: largest_lane(x) > 0.0, lambda x: largest_lane(x[0]) > 0.0, lambda x: largest_lane(x[0]) > 0.0
+)
+exceeds = _by_kind(
+    lambda x, y: largest_lane(x) > largest_lane(y),
+    lambda x, y: largest_lane(x[1]) > largest_lane(y[1]),
+    lambda x, y: largest_lane(x[0]) > largest_lane(y[0]),
+)
 # `value` where x is not 0, else `other`.
 where_positive = _by_kind(_plain_where_positive, _where_positive_in_pairs, _where_positive_in_pairs)
 # factor exp(y - shift), or that times 2**-scale where it is less; 1 for wide numbers.

@@ -17,24 +17,27 @@ from typing import Any
 
 from fsachain.backends.cpu.arcs import (
     add_leak,
-    arc_probabilities,
+    begin_live,
     gather_arcs,
     gather_both_ways,
     gather_groups,
     gather_pairs,
+    probabilities_across,
     raise_betas,
     spread_arcs,
     spread_both_ways,
     spread_groups,
+    spread_own,
     spread_pairs,
 )
-from fsachain.backends.cpu.frames import load_scores, pdf_probabilities, scatter
+from fsachain.backends.cpu.frames import TOUCHED, load_scores, pdf_probabilities, scatter, scatter_live
 from fsachain.backends.cpu.jit import helper
-from fsachain.backends.cpu.layouts import ArcList, ArcRows, ArcsBothWays
+from fsachain.backends.cpu.layouts import ArcList, ArcRows, ArcsBothWays, OwnGroups
 from fsachain.backends.cpu.numbers import (
     add,
     bound,
     bound_sum,
+    kind_of,
     lanes_of,
     mean_of,
     multiply,
@@ -61,14 +64,42 @@ def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -
 
 @by_type
 def make_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
-    """probs = exp(y - shift) 2**-n of the scores in `work`: one for each pdf, or weighted for each arc of an `ArcList`."""
-    return arc_probabilities if arcs.instance_class is ArcList else pdf_probabilities
+    """probs = exp(y - shift) 2**-n of the scores in `work`, one for each pdf."""
+    if kind_of(form) == "wide" and form.width == 1:
+        return probabilities_across
+    return pdf_probabilities
 
 
 @by_type
 def _spread(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
+    if _is_own(form, table):
+        return spread_own
     ways = {ArcList: spread_arcs, ArcRows: spread_pairs, ArcsBothWays: spread_both_ways}
     return ways.get(table["arcs"].instance_class, spread_groups)
+
+
+def _is_own(form: Any, table: Any) -> bool:
+    """Whether one sequence has the graph for itself, and (34) holds of its numbers."""
+    return form.kind != "expected" and table["arcs"].instance_class in (ArcList, OwnGroups)
+
+
+@by_type
+def _begin_betas(form: Any, table: Any, frames: Any, t: Any, work: Any) -> Any:
+    return begin_live if _is_own(form, table) else lambda form, table, frames, t, work: None
+
+
+@by_type
+def _write_occupancy(form: Any, table: Any, frames: Any, t: Any, total: Any, work: Any, out: Any) -> Any:
+    """Equation (7) to `out`."""
+
+    def of_some(form, table, frames, t, total, work, out):  # type: ignore[no-untyped-def]
+        if work.counts[TOUCHED] < 0:
+            scatter(form, frames, t, total, work, out)
+        else:
+            scatter_live(form, frames, t, total, work, out)
+
+    of_all = lambda form, table, frames, t, total, work, out: scatter(form, frames, t, total, work, out)  # noqa: E731
+    return of_some if _is_own(form, table) else of_all
 
 
 @helper
@@ -204,8 +235,9 @@ def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, 
         row = t - first
         alphas = work.history[max(row - 1, 0)], work.history[row], work.history[row + 1]
         end_betas(form, table, c, frames, t + 1, after, work)
+        _begin_betas(form, table, frames, t, work)
         occupied, total, leaked = _spread(form, table, alphas, after, work.probs[t - first], now, work)
-        scatter(form, frames, t, occupied, work, out)
+        _write_occupancy(form, table, frames, t, occupied, work, out)
         keep_beta(form, c, total, leaked, work)
 
 

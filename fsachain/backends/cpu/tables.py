@@ -11,7 +11,6 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
 from fsachain.backends.cpu.arcs import AHEAD, SIDES
-from fsachain.backends.cpu.frames import ALONG
 from fsachain.backends.cpu.layouts import (
     ArcEnds,
     ArcGroups,
@@ -280,14 +279,14 @@ class KernelTable(NamedTuple):
     With a leak there is one state more, the last: its alpha is c tot(t), and its arcs, one for each pair, are the arcs of
     all states weighted by init; `ArcsBothWays` has none. Weights are relative to their maximum where
     numbers are plain; the logs of the maxima are in `log_scale` (of initial, arcs, final). `least` has the least nonzero
-    weights of initial, arcs, init and final before they are rounded to the table's type, in which they may be zero; `runs`
-    are the positions in `active` at which another pdf begins, and its length; `init_everywhere` is the least init, 0
-    where a leak misses a state; `reach` is the largest exponent of any weight.
+    weights of initial, arcs, init and final before they are rounded to the table's type, in which they may be zero;
+    `init_everywhere` is the least init, 0 where a leak misses a state; `reach` is the largest exponent of any weight. `into`
+    has the arcs by destination, of which `few` take as long one by one as all of them in their layout.
     """
 
     arcs: Layout
+    into: ArcEnds
     active: Index
-    runs: Index
     initial: Weights
     init: Weights
     final: Weights
@@ -295,6 +294,7 @@ class KernelTable(NamedTuple):
     least: Floats
     init_everywhere: float
     reach: float
+    few: int
 
 
 def kernel_table(
@@ -308,11 +308,9 @@ def kernel_table(
     arcs = _with_leak(table) if leaks and layout is not ArcsBothWays else _plain_arcs(table)
     arcs_scale = 0.0 if form.is_wide else _largest(table.by_dst.log_prob)
     arcs = arcs._replace(log_prob=arcs.log_prob - arcs_scale)
-    columns = np.arange(len(table.active_pdfs))
     rows: Layout
     if layout is ArcList:
-        order = _by_pdf_and_rank(arcs)
-        rows, columns = _arc_list(table, arcs, order, dtype, form), arcs.column[order]
+        rows = _arc_list(table, arcs, dtype, form)
     elif layout is ArcsBothWays:
         rows = ArcsBothWays(
             _arc_ends(table, arcs, arcs.dst, arcs.src, dtype, form),
@@ -323,14 +321,25 @@ def kernel_table(
         if layout is not ArcRows:
             groups = arc_groups(rows, weights(form, np.array([-np.inf]), dtype), layout is OwnGroups)
             rows = OwnGroups(*groups) if layout is OwnGroups else groups
-    active = table.active_pdfs[columns].astype(np.uint32)
-    return _make(table, rows, active, arcs_scale, dtype, form, leaks)
+    into = _arc_ends(table, arcs, arcs.dst, arcs.src, dtype, form)
+    return _make(table, rows, into, arcs_scale, dtype, form, leaks)
+
+
+# Of going back over an arc alone: what a step of the sums side by side takes, its numbers from anywhere or one for all.
+STEP, SHARED_STEP = 0.6, 0.15
+
+
+def _few(rows: Layout, num_arcs: int) -> int:
+    if not isinstance(rows, OwnGroups):
+        return num_arcs // 2
+    sums = [x for part in (rows.many, rows.single) for x in (part.columns, part.columns, part.back)]
+    return int(sum(STEP * x.lengths.sum() + SHARED_STEP * x.shared.sum() for x in sums))
 
 
 def _make(
     table: TransitionTable,
     rows: Layout,
-    active: Index,
+    into: ArcEnds,
     arcs_scale: float,
     dtype: np.dtype[Any],
     form: Form,
@@ -350,8 +359,8 @@ def _make(
     log_weights = (table.by_dst.log_prob, table.initial_log_prob, table.final_log_prob, init)
     return KernelTable(
         arcs=rows,
-        active=active,
-        runs=np.append(np.flatnonzero(np.diff(active, prepend=-1)), len(active)).astype(np.uint32),
+        into=into,
+        active=table.active_pdfs.astype(np.uint32),
         initial=weights(form, table.initial_log_prob - initial_scale, dtype),
         init=weights(form, init, dtype),
         final=weights(form, np.append(table.final_log_prob, through) - final_scale, dtype),
@@ -366,6 +375,7 @@ def _make(
         ),
         init_everywhere=float(np.exp(init.min())),
         reach=float(max(np.abs(x[x > -np.inf]).max(initial=0.0) for x in log_weights) / np.log(2.0)),
+        few=_few(rows, len(into.other) - AHEAD),
     )
 
 
@@ -389,14 +399,15 @@ def count_pairs(table: TransitionTable) -> int:
     return len(np.unique(view.dst.astype(np.int64) * len(table.active_pdfs) + view.column))
 
 
-def _arc_list(
-    table: TransitionTable, arcs: _Arcs, order: npt.NDArray[np.int64], dtype: np.dtype[Any], form: Form
-) -> ArcList:
+def _arc_list(table: TransitionTable, arcs: _Arcs, dtype: np.dtype[Any], form: Form) -> ArcList:
+    order = np.lexsort((_rank(arcs.dst), arcs.column))
     return ArcList(
         num_states=table.num_states,
         src=arcs.src[order].astype(np.uint32),
         dst=arcs.dst[order].astype(np.uint32),
-        weight=_filled_up(weights(form, arcs.log_prob[order], dtype)),
+        column=arcs.column[order].astype(np.uint32),
+        columns=_offsets(arcs.column[order], len(table.active_pdfs)),
+        weight=weights(form, arcs.log_prob[order], dtype),
     )
 
 
@@ -415,20 +426,6 @@ def _arc_ends(
         column=arcs.column[order].astype(np.uint32),
         weight=weights(form, arcs.log_prob[order], dtype),
     )
-
-
-def _filled_up(both: Weights) -> Weights:
-    """The same in memory that begins at a line, with zeros up to the next multiple of ALONG."""
-    mantissas, exponents = both
-    count = -(-len(mantissas) // ALONG) * ALONG
-    rows = aligned_bytes(count * mantissas.itemsize).view(mantissas.dtype)
-    rows[: len(mantissas)], rows[len(mantissas) :] = mantissas, 0.0
-    return Weights(rows, exponents)
-
-
-def _by_pdf_and_rank(arcs: _Arcs) -> npt.NDArray[np.int64]:
-    """By pdf; then the first arc into every state, the second of each, and so on."""
-    return np.lexsort((_rank(arcs.dst), arcs.column))
 
 
 def _arc_rows(table: TransitionTable, arcs: _Arcs, dtype: np.dtype[Any], form: Form) -> ArcRows:
