@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cpu.jit import helper, jit_on_views
+from fsachain.backends.cpu.jit import helper, inlined, jit_on_views
 from fsachain.backends.cpu.numbers import (
     kind_of,
     lanes_of,
@@ -22,13 +22,12 @@ from fsachain.backends.cpu.numbers import (
 )
 from fsachain.backends.cpu.simd import (
     by_type,
-    exp_or_nan,
-    exp_or_zero,
     fill,
     fma,
     intrinsic,
     larger,
     largest_lane,
+    largest_of_rows,
     least_lane,
     load,
     load_from,
@@ -39,6 +38,7 @@ from fsachain.backends.cpu.simd import (
     store_to,
     sum_in_halves,
     sum_lanes,
+    sum_of_rows,
     tile_in,
     tile_out,
     where_more,
@@ -52,13 +52,18 @@ from fsachain.backends.cpu.structs import Form, Packed
 
 # Registers that are added up before the sum goes on in float64: float32 keeps its digits over so many.
 BLOCK = 64
+SHORT = 16  # registers of a row: W such rows lie side by side in the first-level cache
 WIDTH = {4: 16, 8: 8}  # by the bytes of a class
 ONE = Form(1)
 FORMS = {size: Form(width) for size, width in WIDTH.items()}
 LOG2_E, LN_2 = 1.0 / np.log(2.0), np.log(2.0)
-# exp(r) for |r| <= ln 2 / 2 through the four Chebyshev points of the interval: relative error below 1e-4.
-_POINTS = 0.5 * LN_2 * np.cos(np.pi * (np.arange(4) + 0.5) / 4.0)
-CUBIC = tuple(np.linalg.solve(np.vander(_POINTS, increasing=True), np.exp(_POINTS)).tolist())
+
+
+@cache
+def _powers(degree: int) -> tuple[float, ...]:
+    """Of exp(r) for |r| <= ln 2 / 2, through the Chebyshev points of the interval; from the highest to the lowest."""
+    series = np.polynomial.Chebyshev.interpolate(np.exp, degree, [-0.5 * LN_2, 0.5 * LN_2])
+    return tuple(series.convert(kind=np.polynomial.Polynomial).coef[::-1].tolist())
 
 
 @intrinsic
@@ -80,9 +85,46 @@ def leave_out_masks(itemsize: int) -> Any:
     return np.repeat(np.array([0.0, 1.0], kind), width)
 
 
+def _exp_by(degree: int, floor: float, y: Any) -> Any:
+    """(q, p) with exp(y) = q p for y < 88, those below `floor` as if they were `floor`; NaN for NaN.
+
+    A polynomial of |r| <= ln 2 / 2, and an exponent that rounding leaves in the bits.
+    """
+    # Added to n, it leaves the integer n + bias in the lowest bits of the mantissa.
+    magic = 1.5 * 2.0**y.mantissa_bits + y.bias
+    first, rest = _powers(degree)[0], _powers(degree)[1:]
+
+    def parts(form, y):  # type: ignore[no-untyped-def]
+        x = larger(fill(y, floor), y)
+        shifted = fma(x, fill(x, LOG2_E), fill(x, magic))
+        r = fma(shifted - fill(x, magic), fill(x, -LN_2), x)
+        q = fill(x, first)
+        for coefficient in rest:
+            q = fma(q, r, fill(x, coefficient))
+        return q, as_power(x, shifted)
+
+    return parts
+
+
+# Their floors are the least whose exp is a normal number, to a few digits; the relative errors below 2e-9 and 1e-15, and
+# what rounding ln 2 costs: 2e-9 |y| and 2e-17 |y|.
+_DEGREES = {"float32": (6, -87.0), "float64": (10, -708.0)}
+
+
+@by_type
+def _exp(form: Any, y: Any) -> Any:
+    return _exp_by(*_DEGREES[str(y.dtype)], y)
+
+
+@by_type
+def _roughly_exp(form: Any, y: Any) -> Any:
+    """Within 1e-4 of itself."""
+    return _exp_by(3, -80.0, y)
+
+
 @helper
 def _largest(form: Any, flat: Any, start: int, count: int) -> Any:
-    """The largest of `count` entries, count >= W; a NaN may go unseen."""
+    """Lanes with the largest of `count` entries among them, count >= W; a NaN may go unseen."""
     width, end = len(form), start + count - len(form)
     a = load_from(form, flat, end)
     b, c, d = a, a, a  # four at once: none waits for the one before
@@ -96,26 +138,37 @@ def _largest(form: Any, flat: Any, start: int, count: int) -> Any:
     while i < end:
         a = larger(load_from(form, flat, i), a)
         i += width
-    return largest_lane(larger(larger(a, b), larger(c, d)))
+    return larger(larger(a, b), larger(c, d))
+
+
+@helper
+def _first_sum(form: Any, flat: Any, masks: Any, start: int, count: int, top: Any) -> Any:
+    """Lanes whose sum is that of exp(y - top) over the first BLOCK W of `count` entries, and `count` % W at the end."""
+    width, lanes = len(form), splat(form, top)
+    rest, partial = count % width, fill(lanes, 0.0)
+    if rest > 0:
+        q, power = _exp(form, load_from(form, flat, start + count - width) - lanes)
+        partial = q * power * load_from(form, masks, rest)
+    return _add_exp(form, flat, start, min(count - rest, BLOCK * width), lanes, partial)
+
+
+@helper
+def _add_exp(form: Any, flat: Any, start: int, count: int, top: Any, partial: Any) -> Any:
+    for i in range(start, start + count, len(form)):
+        q, power = _exp(form, load_from(form, flat, i) - top)
+        partial = fma(q, power, partial)
+    return partial
 
 
 @helper
 def _sum_wide(form: Any, flat: Any, masks: Any, start: int, count: int, top: Any) -> float:
     """The sum of exp(y - top) over `count` entries, count >= W."""
     width, lanes = len(form), splat(form, top)
-    rest = count % width
-    total, partial = 0.0, fill(lanes, 0.0)
-    if rest > 0:
-        last = exp_or_nan(form, load_from(form, flat, start + count - width) - lanes)
-        partial = last * load_from(form, masks, rest)
-    i, end = start, start + count - rest
-    while i < end:
-        stop = min(i + BLOCK * width, end)
-        while i < stop:
-            partial = partial + exp_or_nan(form, load_from(form, flat, i) - lanes)
-            i += width
-        total += sum_in_halves(partial)
+    total = float(sum_in_halves(_first_sum(form, flat, masks, start, count, top)))
+    end = start + count - count % width
+    for first in range(start + BLOCK * width, end, BLOCK * width):
         partial = fill(lanes, 0.0)
+        total += sum_in_halves(_add_exp(form, flat, first, min(BLOCK * width, end - first), lanes, partial))
     return total
 
 
@@ -127,9 +180,9 @@ def row_statistics(form: Any, flat: Any, masks: Any, start: int, count: int) -> 
     """
     if count < len(form):
         return _narrow_statistics(flat, start, count)
-    top = _largest(form, flat, start, count)
-    if top == -np.inf:
-        top = flat.dtype.type(0)
+    top = largest_lane(_largest(form, flat, start, count))
+    if top == -np.inf:  # a NaN may be among them
+        return 0.0, 0.0 * _sum_wide(form, flat, masks, start, count, flat.dtype.type(0))
     return float(top), _sum_wide(form, flat, masks, start, count, top)
 
 
@@ -139,33 +192,40 @@ def _narrow_statistics(flat: Any, start: int, count: int) -> Any:
     top = flat.dtype.type(-np.inf)
     for i in range(start, start + count):
         top = max(top, flat[i])
+    used = 1.0
     if top == -np.inf:
-        top = flat.dtype.type(0)
-    lanes, total = splat(ONE, top), 0.0
+        top, used = flat.dtype.type(0), 0.0
+    lanes, total = splat(ONE, top), fill(splat(ONE, top), 0.0)
     for i in range(start, start + count):
-        total += sum_in_halves(exp_or_nan(ONE, load_from(ONE, flat, i) - lanes))
-    return float(top), total
+        total = _add_exp(ONE, flat, i, 1, lanes, total)
+    return float(top), sum_in_halves(total) * used
 
 
-@by_type
-def _roughly_exp(form: Any, y: Any) -> Any:
-    """exp(y) within 1e-4 of itself for y < 88, those below -80 as if they were -80.
+@helper
+def statistics_of_rows(
+    form: Any, flat: Any, masks: Any, start: int, stride: int, rows: int, count: int, work: Any, found: Any
+) -> None:
+    """As `row_statistics` for up to W rows `stride` apart, to the bit: found [2, W] float64; work [W + 1, W].
 
-    A cubic whose error is spread evenly over |r| <= ln 2 / 2, and an exponent that rounding leaves in the bits.
+    Rows are short: what W registers come to, one for each row, costs more than a row if it is asked of each.
     """
-    mantissa_bits = y.mantissa_bits
-    # Added to n, it leaves the integer n + bias in the lowest bits of the mantissa.
-    magic = 1.5 * 2.0**mantissa_bits + y.bias
-
-    def rough(form, y):  # type: ignore[no-untyped-def]
-        x = larger(fill(y, -80.0), y)
-        shifted = fma(x, fill(x, LOG2_E), fill(x, magic))
-        r = fma(shifted - fill(x, magic), fill(x, -LN_2), x)
-        q = fma(fill(x, CUBIC[3]), r, fill(x, CUBIC[2]))
-        q = fma(fma(q, r, fill(x, CUBIC[1])), r, fill(x, CUBIC[0]))
-        return q * as_power(x, shifted)
-
-    return rough
+    width = len(form)
+    if count < width or count > SHORT * width:
+        for r in range(rows):
+            found[0, r], found[1, r] = row_statistics(form, flat, masks, start + r * stride, count)
+        return
+    for r in range(rows):
+        store(work, r, _largest(form, flat, start + r * stride, count))
+    top = largest_of_rows(form, work)
+    least, zero = fill(top, -np.inf), fill(top, 0.0)
+    store(work, width, where_more(top, least, top, zero))
+    for r in range(rows):
+        store(work, r, _first_sum(form, flat, masks, start + r * stride, count, work[width, r]))
+        found[0, r] = work[width, r]
+    total = sum_of_rows(form, work)
+    store(work, 0, where_more(top, least, total, total * zero))
+    for r in range(rows):
+        found[1, r] = work[0, r]
 
 
 @helper
@@ -177,43 +237,41 @@ def row_sum(form: Any, flat: Any, masks: Any, start: int, count: int) -> float:
     width, total = len(form), 0.0
     if count < width:
         for i in range(start, start + count):
-            total += sum_in_halves(_roughly_exp(ONE, load_from(ONE, flat, i)))
+            q, power = _roughly_exp(ONE, load_from(ONE, flat, i))
+            total += sum_in_halves(q * power)
         return total
-    last = start + count - width
-    partial = _roughly_exp(form, load_from(form, flat, last)) * load_from(form, masks, count % width)
+    q, power = _roughly_exp(form, load_from(form, flat, start + count - width))
+    partial = q * power * load_from(form, masks, count % width)
     for i in range(start, start + count - width + 1, width):
-        partial = partial + _roughly_exp(form, load_from(form, flat, i))
+        q, power = _roughly_exp(form, load_from(form, flat, i))
+        partial = partial + q * power
     return float(sum_in_halves(partial))
 
 
 @helper
-def write_softmax(form: Any, flat: Any, start: int, count: int, numbers: Any, out: Any) -> None:
-    """out = factor min(scale exp(y - top), limit) for `count` entries from `start` on; `out` may be the scores themselves.
+def _softmax(form: Any, y: Any, top: Any, scale: Any) -> Any:
+    """scale exp(y - top), exactly 0 for -inf."""
+    q, power = _exp(form, y - top)
+    return where_more(y, fill(y, -np.inf), q * power * scale, fill(y, 0.0))
 
-    numbers: top, scale, limit and factor, of the scores' type.
+
+@inlined
+def write_softmax(form: Any, flat: Any, start: int, count: int, top: Any, scale: Any, out: Any) -> None:
+    """out = scale exp(y - top) for `count` entries from `start` on; `out` may be the scores themselves.
+
+    top and scale: of the scores' type.
     """
     width, end = len(form), start + count - len(form)
     if count < width:
-        _write_narrow_softmax(flat, start, count, numbers, out)
+        for i in range(start, start + count):
+            store_to(out, i, _softmax(ONE, load_from(ONE, flat, i), splat(ONE, top), splat(ONE, scale)))
         return
-    top, scale = splat(form, numbers[0]), splat(form, numbers[1])
-    limit, factor = splat(form, numbers[2]), splat(form, numbers[3])
+    tops, scales = splat(form, top), splat(form, scale)
     # Some of these a second time: before any of them is overwritten.
-    last = exp_or_zero(form, load_from(form, flat, end) - top) * scale
+    last = _softmax(form, load_from(form, flat, end), tops, scales)
     for i in range(start, end, width):
-        share = exp_or_zero(form, load_from(form, flat, i) - top) * scale
-        store_to(out, i, smaller(share, limit) * factor)
-    store_to(out, end, smaller(last, limit) * factor)
-
-
-@helper
-def _write_narrow_softmax(flat: Any, start: int, count: int, numbers: Any, out: Any) -> None:
-    """The same for count < W."""
-    top, scale, limit, factor = numbers
-    shift = splat(ONE, top)
-    for i in range(start, start + count):
-        share = exp_or_zero(ONE, load_from(ONE, flat, i) - shift)
-        out[i] = min(sum_in_halves(share) * scale, limit) * factor
+        store_to(out, i, _softmax(form, load_from(form, flat, i), tops, scales))
+    store_to(out, end, last)
 
 
 @helper
@@ -348,8 +406,7 @@ def add_own(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> N
             if given.statistics.size > 0:
                 kind, total = given.scores.dtype.type, given.statistics[1, n, t]
                 top, scale = kind(given.statistics[0, n, t]), kind(-factor / total)
-                numbers = top, scale, kind(np.inf), kind(1)
-                write_softmax(frames.form, given.scores, start, given.num_classes, numbers, out)
+                write_softmax(frames.form, given.scores, start, given.num_classes, top, scale, out)
             else:
                 write_zeros(frames.form, out, start, given.num_classes)
             if t > 0:
@@ -371,8 +428,8 @@ def _add_star(frames: Any, n: int, t: int, start: int, share: float, out: Any) -
     row, kind = n * given.num_classes, given.units.dtype.type
     form, count = frames.form, given.num_classes
     _sum_of_rows(form, given.units, row, given.scores, start, given.shifts, 0, count)
-    numbers = kind(given.stars[0, n, t]), kind(share / total), kind(np.inf), kind(1)
-    write_softmax(form, given.units, row, count, numbers, given.units)
+    top, scale = kind(given.stars[0, n, t]), kind(share / total)
+    write_softmax(form, given.units, row, count, top, scale, given.units)
     _sum_of_rows(form, out, start, out, start, given.units, row, count)
 
 

@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cpu.frames import FORMS, leave_out_masks, row_statistics, write_softmax, write_zeros
+from fsachain.backends.cpu.frames import (
+    FORMS,
+    leave_out_masks,
+    statistics_of_rows,
+    write_softmax,
+    write_zeros,
+)
 from fsachain.backends.cpu.jit import helper, jit_on_views
+from fsachain.backends.cpu.simd import aligned_bytes, fill, fma, load_from, log_of_sum, store_to, where_more
 from fsachain.backends.cpu.threads import run_all
 from fsachain.grid import Ints, Rows, num_softmaxes
 from fsachain.recursion import Array
@@ -23,8 +30,12 @@ from fsachain.recursion import Array
 # largest) of each softmax of each row, so that probabilities are exact at any magnitude. The gradient may
 # overwrite the logits.
 #
+# As many rows as a register has lanes are read one after another, and what is made of their sums is made of all at once.
+#
 # A softmax is taken over one piece of a row or two, with a hole between them. `pieces` [P, 3]: first entry,
 # last + 1, softmax.
+
+DOUBLE: Any = FORMS[8]
 
 
 @helper
@@ -34,23 +45,42 @@ def _target(targets: Any, n: int, u: int, num_labels: int) -> int:
 
 
 @helper
-def _keep(largest: float, total: float, is_second: bool, of_softmax: Any) -> None:
-    """of_softmax [3]: the largest entry, the sum of exp(x - largest), its log; of both sides of a hole after the second."""
-    if is_second and of_softmax[1] != 0:
-        if total == 0:
-            return
-        top = max(of_softmax[0], largest)
-        total = total * math.exp(largest - top) + of_softmax[1] * math.exp(of_softmax[0] - top)
-        largest = top
-    of_softmax[0], of_softmax[1], of_softmax[2] = largest, total, math.log(total)
+def _with(rows: Any, k: int, label: int, used: int, num_labels: int) -> int:
+    """How many of `used` rows from this label on have an arc of kind k."""
+    return used if rows[3][k] >= 0 else min(used, num_labels - label)
 
 
 @helper
-def _log_prob(score: float, of_softmax: Any) -> float:
+def _merge(count: int, found: Any, more: Any) -> None:
+    """found [.., W]: of both sides of a hole, the other's largest entries and sums being more [2, W]."""
+    for r in range(count):
+        if found[1, r] == 0:
+            found[0, r], found[1, r] = more[0, r], more[1, r]
+        elif more[1, r] != 0:
+            top = max(found[0, r], more[0, r])
+            total = more[1, r] * math.exp(more[0, r] - top)
+            found[0, r], found[1, r] = top, total + found[1, r] * math.exp(found[0, r] - top)
+
+
+@helper
+def _finish(found: Any, s: int) -> None:
+    """found [S, 4, W]: to the sums of exp(x - largest) of softmax s their logs, and one over them, 0 for sums of 0."""
+    width = found.shape[2]
+    for i in range(4 * s * width, (4 * s + 1) * width, len(DOUBLE)):
+        total = load_from(DOUBLE, found, i + width)
+        nothing = fill(total, 0.0)
+        # A NaN must stay one, which `log_of_sum` does not promise.
+        store_to(found, i + 2 * width, fma(total, nothing, log_of_sum(DOUBLE, total)))
+        inverse = where_more(nothing, total - fill(total, 1e-300), total, fill(total, 1.0) / total)
+        store_to(found, i + 3 * width, inverse)
+
+
+@helper
+def _log_prob(score: float, found: Any, s: int, r: int) -> float:
     """The log-prob of an entry: -inf stays, and an illegal row gives NaN."""
-    result = np.float64(score) - of_softmax[0]
-    if result > -np.inf or not of_softmax[1] >= 0:
-        result -= of_softmax[2]
+    result = np.float64(score) - found[s, 0, r]
+    if result > -np.inf or not found[s, 1, r] >= 0:
+        result -= found[s, 2, r]
     return result
 
 
@@ -63,15 +93,15 @@ def _log_sigma(x: float, sign: float) -> float:
 
 
 @helper
-def _score(flat: Any, start: int, entry: int, time: int, alone: int, found: Any) -> float:
+def _score(flat: Any, start: int, entry: int, time: int, alone: int, found: Any, r: int) -> float:
     """(24), (28), (29) without charges; time: the entry of the duration, or -1."""
     if entry == alone:
         return _log_sigma(np.float64(flat[start + alone]), 1.0)
-    score = _log_prob(flat[start + entry], found[0])
+    score = _log_prob(flat[start + entry], found, 0, r)
     if alone >= 0:
         score += _log_sigma(np.float64(flat[start + alone]), -1.0)
     if time >= 0:
-        score += _log_prob(flat[start + time], found[-1])
+        score += _log_prob(flat[start + time], found, len(found) - 1, r)
     return score
 
 
@@ -84,35 +114,45 @@ def scores(
     frames: Any,
     width: int,
     pieces: Any,
-    found: Any,
     stats: Any,
     values: Any,
-    masks: Any,
+    work: Any,
 ) -> None:
     """Equation (24) for frames[0] <= t < frames[1] of sequence n: values [K, cells]; stats [2 S, rows].
 
-    Without pieces the rows are log-probs already. found [S, 3] holds (0, 1, 0) for these, and anything otherwise.
+    Without pieces the rows are log-probs already. work: `leave_out_masks`; lanes [W + 1, W]; found [S, 4, W], that holds
+    0, 1, 0, 1 for these and anything otherwise; more [2, W].
     """
     base, step, _, per_frame, num_frames, num_labels, cell_base, cell_step = rows[0][n]
     classes, charges, alone, durations = rows[3], rows[4], rows[5][1], rows[6]
+    masks, lanes, found, more = work
     for t in range(frames[0], frames[1]):
-        begin = rows[1][n, t]
-        for j in range(min(per_frame, num_labels + 1 - begin)):
-            row, cell, u = base + t * step + j, cell_base + t * cell_step + begin + j, begin + j
-            if len(pieces) > 0:
-                for p in range(len(pieces)):
-                    start, count, s = row * width + pieces[p, 0], pieces[p, 1] - pieces[p, 0], pieces[p, 2]
-                    largest, total = row_statistics(form, flat, masks, start, count)
-                    _keep(largest, total, p > 0 and s == 0, found[s])
-                for s in range(len(found)):
-                    stats[2 * s, row] = found[s, 0]
-                    stats[2 * s + 1, row] = 1 / found[s, 1] if found[s, 1] != 0 else found[s, 1]
-            target, late = _target(rows[2], n, u, num_labels), 0.5 * (num_frames - 1) - t
+        begin, late = rows[1][n, t], 0.5 * (num_frames - 1) - t
+        used = min(per_frame, num_labels + 1 - begin)
+        for first in range(0, used, len(form)):
+            row, count = base + t * step + first, min(used - first, len(form))
+            for p in range(len(pieces)):
+                start, entries, s = row * width + pieces[p, 0], pieces[p, 1] - pieces[p, 0], pieces[p, 2]
+                is_second = p > 0 and s == 0
+                into = more if is_second else found[s]
+                statistics_of_rows(form, flat, masks, start, width, count, entries, lanes, into)
+                if is_second:
+                    _merge(count, found[0], more)
+            for s in range(len(stats) // 2):
+                _finish(found, s)
+                for r in range(count):
+                    stats[2 * s, row + r] = found[s, 0, r]
+                    stats[2 * s + 1, row + r] = found[s, 3, r]
             for k in range(len(classes)):
-                entry = classes[k] if classes[k] >= 0 else target
-                if entry >= 0:
-                    score = _score(flat, row * width, entry, durations[k], alone, found)
-                    values[k, cell] = score + charges[0, k] * late - charges[1, k]
+                charge = charges[0, k] * late - charges[1, k]
+                cell, u = cell_base + t * cell_step + begin + first, begin + first
+                for r in range(_with(rows, k, u, count, num_labels)):
+                    start, entry = (row + r) * width, classes[k] if classes[k] >= 0 else rows[2][n, u + r]
+                    if alone >= 0 or durations[k] >= 0:
+                        score = _score(flat, start, entry, durations[k], alone, found, r)
+                    else:
+                        score = _log_prob(flat[start + entry], found, 0, r)
+                    values[k, cell + r] = score + charge
 
 
 @helper
@@ -127,40 +167,56 @@ def _add(entries: Any, count: int, entry: int, g: float) -> int:
 
 
 @helper
-def _gather(
-    classes: Any, durations: Any, target: int, alone: int, cell: int, values: Any, entries: Any, totals: Any
-) -> int:
-    """entries [3, 2 K]: a row's entries that are scores of arcs, and the sum of g of these; returns their number.
-
-    totals [S + 1]: the sum of g of the kinds that have a factor of each softmax, and of all.
-    """
-    used = 0
-    for s in range(len(totals)):
-        totals[s] = 0.0
-    for k in range(len(classes)):
-        entry = classes[k] if classes[k] >= 0 else target
-        if entry < 0:
-            continue
-        g = values[k, cell]
-        used = _add(entries, used, entry, g)
-        totals[-1] += g
-        if entry != alone:
-            totals[0] += g
-        if durations[k] >= 0:
-            totals[1] += g
-            used = _add(entries, used, durations[k], g)
-    return used
-
-
-@helper
 def _share(heads: Any, row: int, entry: int, x: float, stats: Any, totals: Any) -> float:
     """p_v times the sum of g, for the softmax or the sigmoid that entry v belongs to."""
     if entry == heads[1]:
-        return totals[-1] * math.exp(_log_sigma(x, 1.0))
+        return totals[2] * math.exp(_log_sigma(x, 1.0))
     s = 0 if entry < heads[0] else 1
     if len(stats) == 0 or totals[s] == 0:
         return 0.0
     return math.exp(x - stats[2 * s, row]) * stats[2 * s + 1, row] * totals[s]
+
+
+@helper
+def _clamped(
+    flat: Any,
+    rows: Any,
+    row: int,
+    width: int,
+    of_row: Any,
+    stats: Any,
+    values: Any,
+    limit: float,
+    entries: Any,
+) -> int:
+    """entries [3, 2 K]: a row's entries that are scores of arcs, the sums of g of these, and (25) within +-limit.
+
+    of_row: the target, the cell and the sums of g. Returns how many entries there are.
+    """
+    target, cell, totals = of_row
+    used = 0
+    for k in range(len(rows[3])):
+        entry = rows[3][k] if rows[3][k] >= 0 else target
+        if entry >= 0:
+            used = _add(entries, used, entry, values[k, cell])
+            if rows[6][k] >= 0:
+                used = _add(entries, used, rows[6][k], values[k, cell])
+    for i in range(used):
+        entry = np.int64(entries[0, i])
+        share = _share(rows[5], row, entry, flat[row * width + entry], stats, totals) - entries[1, i]
+        entries[2, i] = min(max(share, -limit), limit)
+    return used
+
+
+@helper
+def _write_clamped(row: int, width: int, options: Any, used: int, entries: Any, out: Any) -> None:
+    """A row kept within +-options[1] x options[0], with the entries that `_clamped` found."""
+    weight, limit = options
+    most = out.dtype.type(limit * abs(weight))
+    for i in range(row * width, (row + 1) * width):
+        out[i] = min(max(out[i], -most), most)
+    for i in range(used):
+        out[row * width + np.int64(entries[0, i])] = weight * entries[2, i]
 
 
 @jit_on_views
@@ -175,48 +231,65 @@ def gradient(
     stats: Any,
     values: Any,
     options: Any,
-    entries: Any,
-    totals: Any,
+    work: Any,
     out: Any,
 ) -> None:
     """Equation (25) times options[0], each entry kept within +-options[1] before, for all rows of these frames.
 
-    values [K, cells]: g. Without pieces the rows are log-probs, whose gradient is -g. Rows of padding get 0.
+    values [K, cells]: g. Without pieces the rows are log-probs, whose gradient is -g. Rows of padding get 0. work: sums
+    [3, W], entries [3, 2 K].
     """
     base, step, _, per_frame, num_frames, num_labels, cell_base, cell_step = rows[0][n]
-    weight, limit, kind, alone = options[0], options[1], out.dtype.type, rows[5][1]
+    classes, alone, durations = rows[3], rows[5][1], rows[6]
+    weight, limit, kind = options[0], options[1], out.dtype.type
+    sums, entries = work
     for t in range(frames[0], frames[1]):
-        for j in range(per_frame):
-            row, u, used = base + t * step + j, rows[1][n, t] + j, 0
-            start = row * width
-            if t < num_frames and u <= num_labels:
-                target, cell = _target(rows[2], n, u, num_labels), cell_base + t * cell_step + u
-                used = _gather(rows[3], rows[6], target, alone, cell, values, entries, totals)
-            if used == 0 or totals[-1] == 0 or kind(totals[-1] * weight) == 0:
-                write_zeros(form, out, start, width)
-                continue
+        begin = rows[1][n, t]
+        last = min(per_frame, num_labels + 1 - begin) if t < num_frames else 0
+        for first in range(0, per_frame, len(form)):
+            row, u, count = base + t * step + first, begin + first, min(per_frame - first, len(form))
+            cell, used = cell_base + t * cell_step + u, min(count, last - first)
+            # Sums of g: of the kinds that have a factor of the first softmax, of the second, and of all.
+            for s in range(3):
+                for r in range(count):
+                    sums[s, r] = 0.0
+            for k in range(len(classes)):
+                for s in range(3):
+                    if s == 2 or (durations[k] >= 0 if s == 1 else classes[k] < 0 or classes[k] != alone):
+                        for r in range(_with(rows, k, u, used, num_labels)):
+                            sums[s, r] += values[k, cell + r]
+            for r in range(count):
+                start, total, known = (row + r) * width, sums[2, r], 0
+                if total == 0 or kind(total * weight) == 0:
+                    sums[2, r] = 0.0
+                    write_zeros(form, out, start, width)
+                    continue
+                if limit < np.inf:  # before the row is overwritten: `out` may be the logits
+                    of_row = _target(rows[2], n, u + r, num_labels), cell + r, (sums[0, r], sums[1, r], total)
+                    known = _clamped(flat, rows, row + r, width, of_row, stats, values, limit, entries)
+                if len(pieces) == 0:
+                    write_zeros(form, out, start, width)
+                if alone >= 0:
+                    blank = math.exp(_log_sigma(np.float64(flat[start + alone]), 1.0))
+                    out[start + alone] = weight * total * blank
+                for p in range(len(pieces)):
+                    at, length, s = start + pieces[p, 0], pieces[p, 1] - pieces[p, 0], pieces[p, 2]
+                    if sums[s, r] == 0:
+                        write_zeros(form, out, at, length)
+                    else:
+                        scale = kind(stats[2 * s + 1, row + r] * sums[s, r] * weight)
+                        write_softmax(form, flat, at, length, stats[2 * s, row + r], scale, out)
+                if limit < np.inf:
+                    _write_clamped(row + r, width, options, known, entries, out)
             if limit < np.inf:
-                for i in range(used):
-                    entry = np.int64(entries[0, i])
-                    x = flat[start + entry]  # before it is overwritten: `out` may be the logits
-                    share = _share(rows[5], row, entry, x, stats, totals) - entries[1, i]
-                    entries[2, i] = weight * min(max(share, -limit), limit)
-            if len(pieces) == 0:
-                write_zeros(form, out, start, width)
-            if alone >= 0:
-                blank = math.exp(_log_sigma(np.float64(flat[start + alone]), 1.0))
-                out[start + alone] = weight * min(totals[-1] * blank, limit)
-            for p in range(len(pieces)):
-                begin, count, s = start + pieces[p, 0], pieces[p, 1] - pieces[p, 0], pieces[p, 2]
-                if totals[s] == 0:
-                    write_zeros(form, out, begin, count)
-                else:
-                    scale = kind(stats[2 * s + 1, row] * totals[s])
-                    numbers = (stats[2 * s, row], scale, kind(limit), kind(weight))
-                    write_softmax(form, flat, begin, count, numbers, out)
-            for i in range(used):
-                place = start + np.int64(entries[0, i])
-                out[place] = entries[2, i] if limit < np.inf else out[place] - weight * entries[1, i]
+                continue
+            for k in range(len(classes)):
+                for r in range(_with(rows, k, u, used, num_labels)):
+                    if sums[2, r] != 0:
+                        start, g = (row + r) * width, weight * values[k, cell + r]
+                        out[start + (classes[k] if classes[k] >= 0 else rows[2][n, u + r])] -= g
+                        if durations[k] >= 0:
+                            out[start + durations[k]] -= g
 
 
 Reals = npt.NDArray[np.floating]
@@ -240,12 +313,14 @@ def plain_scores(rows: Rows, log_probs: Reals, values: Array) -> None:
 
 
 def _scores(rows: Rows, logits: Reals, pieces: Ints, stats: Reals, values: Array) -> None:
-    form, masks = FORMS[logits.itemsize], leave_out_masks(logits.itemsize)
-    flat, width, softmaxes = logits.reshape(-1), logits.shape[1], num_softmaxes(rows)
+    form, flat, width = FORMS[logits.itemsize], logits.reshape(-1), logits.shape[1]
+    lanes, softmaxes = form.width, num_softmaxes(rows)
 
     def job(n: int, span: Span) -> None:
-        found = np.array([[0.0, 1.0, 0.0]] * softmaxes)
-        scores(form, flat, tuple(rows), n, span, width, pieces, found, stats, values, masks)
+        square = aligned_bytes((lanes + 1) * lanes * logits.itemsize).view(logits.dtype).reshape(-1, lanes)
+        found = np.repeat([0.0, 1.0, 0.0, 1.0] * softmaxes, lanes).reshape(softmaxes, 4, lanes)
+        work = leave_out_masks(logits.itemsize), square, found, np.empty((2, lanes))
+        scores(form, flat, tuple(rows), n, span, width, pieces, stats, values, work)
 
     _over_spans(rows, width, rows.sequences[:, 4], job)
 
@@ -282,8 +357,8 @@ def _gradient(
 
     def job(n: int, span: Span) -> None:
         given = flat, tuple(rows), n, span, width, pieces, stats, occupancy
-        scratch = np.empty((3, 2 * len(rows.classes))), np.empty(num_softmaxes(rows) + 1)
-        gradient(form, *given, (float(weights[n]), limit), *scratch, into)
+        work = np.empty((3, form.width)), np.empty((3, 2 * len(rows.classes)))
+        gradient(form, *given, (float(weights[n]), limit), work, into)
 
     _over_spans(rows, width, rows.sequences[:, 2], job)
 

@@ -64,11 +64,19 @@ def jit_on_views(function: Callable[..., Any]) -> Any:
     )
 
 
-def helper(function: Callable[..., Any]) -> Any:
+def helper(function: Callable[..., Any], **more: Any) -> Any:
     """`jit_on_views` for what only other kernels call: no machine code is made of it, and none is kept, but in these."""
     return numba.njit(
-        nogil=True, error_model="numpy", pipeline_class=_HelperCompiler, **NO_COUNTS, **NO_WRAPPERS
+        nogil=True, error_model="numpy", pipeline_class=_HelperCompiler, **NO_COUNTS, **NO_WRAPPERS, **more
     )(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """`helper` without a call, for what is called for each row of a loop.
+
+    A call hands over every field of every array, and saves and loads all constants that the loop keeps in registers: 10 ns.
+    """
+    return helper(function, forceinline=True)
 
 
 class _HelperLibrary(JITCodeLibrary):

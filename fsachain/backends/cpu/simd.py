@@ -356,10 +356,46 @@ def _fadd(builder: Any, lanes: Lanes, x: Any, y: Any) -> Any:
     return builder.fadd(x, y)
 
 
+def _reduction_of_rows(combine: Callable[[Any, Lanes, Any, Any], Any]) -> Any:
+    """[k] of the result: row k of an array [W, W] combined as by `_in_halves`, to the bit; all rows at once."""
+
+    @intrinsic
+    def reduce(typing: Any, form: Any, array: Any) -> Any:
+        lanes = Lanes(array.dtype, form.width)
+
+        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            width, address = form.width, partial(_row_address, context, builder, (array, arguments[1]))
+            numbers = [(types.intp, ir.Constant(context.get_value_type(types.intp), k)) for k in range(width)]
+            rows = [builder.load(address(number, lanes), align=_bytes(lanes)) for number in numbers]
+            size = width  # of what is left of a row; a register holds so many of several rows
+            while size > 1:
+                half, between = size // 2, len(rows) // 2
+                starts = [of + block for block in range(0, width, size) for of in (0, width)]
+                picks = [
+                    ir.Constant(
+                        ir.VectorType(ir.IntType(32), width),
+                        [start + shift + i for start in starts for i in range(half)],
+                    )
+                    for shift in (0, half)
+                ]
+                rows = [
+                    combine(builder, lanes, *(builder.shuffle_vector(x, y, pick) for pick in picks))
+                    for x, y in zip(rows[:between], rows[between:], strict=True)
+                ]
+                size = half
+            return rows[0]
+
+        return lanes(form, array), code
+
+    return reduce
+
+
 sum_lanes = _reduction(_fadd, _in_order)
 sum_in_halves = _reduction(_fadd, _in_halves)
 largest_lane = _reduction(_choose_larger, _in_halves)
 least_lane = _reduction(_choose_smaller, _in_halves)
+sum_of_rows = _reduction_of_rows(_fadd)
+largest_of_rows = _reduction_of_rows(_choose_larger)
 
 
 @intrinsic
