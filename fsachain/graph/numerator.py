@@ -77,7 +77,8 @@ class Numerator:
             words and blank. In a forgiving graph -2 - k is what was said behind the first k words and
             before the next one that is kept, unwritten or in place of words.
         arc_is_start: bool [A], True where the arc spends the first frame of a phone, False where it continues
-            one: two equal phones in a row, across a word boundary or not, stay apart.
+            one: two equal phones in a row, across a word boundary or not, stay apart. In a star of a
+            topology with a blank it is True wherever a phone is.
         arc_begins_word: bool [A], True where the arc belongs to the first phone of a word; None where each word is said
             once, and words are told apart without it.
         forgive: the penalties in the weights; None for a graph that takes its words as they stand.
