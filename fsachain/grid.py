@@ -148,7 +148,7 @@ def num_cells(rows: Rows) -> int:
 
 def num_softmaxes(rows: Rows) -> int:
     """How many sums of exponentials a row has: 2 with durations."""
-    return 1 + bool((rows.durations >= 0).any())
+    return 1 + (max(rows.durations.tolist()) >= 0)
 
 
 def _frames_of(rows: Rows, n: int, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

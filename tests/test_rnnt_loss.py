@@ -86,6 +86,27 @@ def test_rows_of_any_width(width, dtype):
     close(logits.grad, wide.grad, limit)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("clamp", [-1.0, 0.2])
+def test_frames_of_more_rows_than_lanes(dtype, clamp):
+    """Rows are taken sixteen or eight at once; some classes are impossible, and padding may hold anything."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(2, 4, 38, 20, generator=generator, dtype=torch.float64)
+    logits[..., 6] = -torch.inf
+    logits[1, 3:], logits[1, :, 21:] = torch.nan, torch.nan
+    targets, sizes = torch.randint(7, 20, (2, 37), generator=generator), ([4, 3], [37, 20])
+    narrow = logits.to(dtype).requires_grad_()
+    wide = narrow.detach().double().requires_grad_()
+    ours = rnnt_loss(narrow, targets, *sizes, 0, clamp, "none")
+    expected = rnnt_loss(wide, targets, *sizes, 0, clamp, "none", backend="reference")
+    weights = torch.tensor([1.0, -2.0], dtype=torch.float64)
+    (weights * ours).sum().backward()
+    (weights * expected).sum().backward()
+    limit = tolerances.FLOAT64 if dtype == torch.float64 else tolerances.FEW_FLOAT32_TERMS
+    close(ours, expected, limit)
+    close(narrow.grad, wide.grad, limit)
+
+
 @of_every_type
 def test_packed_logits_give_the_bits_of_padded_ones(rnnt_type):
     padded = make_logits(dtype=torch.float32)

@@ -172,6 +172,9 @@ def back_to(like: Any) -> Callable[[npt.NDArray[Any]], Any]:
     if kind == "torch":
         import torch
 
+        if like.is_cpu:
+            from_numpy: Callable[[npt.NDArray[Any]], Any] = torch.from_numpy
+            return from_numpy
         device = like.device
         return lambda result: torch.from_numpy(result).to(device)
     import cupy

@@ -200,7 +200,7 @@ class DeviceGrid:
     def _write(
         self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any
     ) -> None:
-        g, factors, into = (cuda_call.view(array) for array in (occupancy, weights, out))
+        g, factors, into = (cuda_call.view(array) for array in (occupancy, weights.contiguous(), out))
         given = self._device, placed.rows, cuda_call.view(flat)
         if len(stats):
             made = cuda_call.view(stats)

@@ -19,6 +19,7 @@ from fsachain.grid import TOPOLOGIES, Ints, Rows
 from fsachain.loss.autograd import as_tensor
 
 REDUCTIONS = ("none", "mean", "sum")
+_NO_RANGES = torch.zeros(0, 0, 0, dtype=torch.int64, device="cpu")
 
 
 class Given(NamedTuple):
@@ -54,11 +55,14 @@ def check_beside(tensor: Tensor, name: str, other: Tensor, other_name: str) -> N
 
 def integers(values: Any, name: str, device: torch.device) -> Tensor:
     """Lists, arrays and tensors of integers as an int64 tensor on the host, which waits for those of a device."""
-    return integers_there(values, name, device).to("cpu")
+    tensor = integers_there(values, name, device)
+    return tensor if tensor.is_cpu else tensor.to("cpu")
 
 
 def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
     """As int64 on the device where they are: that of the logits, or the host."""
+    if isinstance(values, Tensor) and values.is_cpu and values.dtype == torch.int64:
+        return values
     tensor = as_tensor(values, name=name)
     if tensor.device.type != "cpu" and tensor.device != device:
         raise ShapeError(f"{name} is on {tensor.device}; expected {device}, as the logits, or the host")
@@ -101,6 +105,11 @@ def check_fastemit(value: float) -> float:
     return float(value)
 
 
+def share_of(reduction: str, size: int) -> float:
+    """What each of `size` losses counts in `reduce_losses`."""
+    return 1.0 / size if reduction == "mean" else 1.0
+
+
 def reduce_losses(log_prob: Tensor, reduction: str, zero_infinity: bool = False) -> Tensor:
     """-log Z [N], its mean or its sum; with `zero_infinity` an infinite one counts as 0, and NaN stays NaN."""
     losses = 0 - log_prob  # not -log_prob: the loss of no frames is 0 and not -0
@@ -125,11 +134,11 @@ def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any,
             f"logit_lengths and target_lengths have shapes {list(frames.shape)} and {list(labels.shape)}; "
             "expected [N] both"
         )
-    sizes = torch.stack([torch.zeros_like(frames), torch.zeros_like(frames), frames, labels], dim=1)
+    none = torch.zeros_like(frames)
     return Given(
         integers_there(targets, "targets", logits.device),
-        sizes,
-        torch.zeros(0, 0, 0, dtype=torch.int64, device="cpu"),
+        torch.stack([none, none, frames, labels], dim=1),
+        _NO_RANGES,
         as_tensor([classes, [-1] * len(classes)]),
     )
 
@@ -141,17 +150,34 @@ def make_rows(shape: list[int], call: Given, heads: list[int], delays: list[floa
     """
     sizes = call.sizes.numpy()
     _check_sizes(sizes, list(call.targets.shape))
-    targets, placed_targets = _targets(call, heads)
-    sequences = _sequences(shape, sizes, call.targets.shape[1], bool(call.ranges.numel()))
-    first = np.zeros((len(sizes), int(sequences[:, 2].max())), np.int64)
-    placed_first = illegal = None
+    _check_targets(call, heads)
     if call.ranges.numel() and call.ranges.is_cpu:
-        first = _check_ranges(call.ranges.numpy(), shape, call.targets.shape[1])
-    elif call.ranges.numel():
-        placed_first, illegal = _usable_ranges(call.ranges, shape, call.targets.shape[1])
+        _check_ranges(call.ranges.numpy(), shape, call.targets.shape[1])
+    sequences = _sequences(shape, sizes, call.targets.shape[1], call.ranges.numel() > 0)
+    return place_rows(shape, call, sequences, heads, delays, sigma)
+
+
+def place_rows(
+    shape: list[int], call: Given, sequences: Ints, heads: list[int], delays: list[float], sigma: float
+) -> Placed:
+    """`make_rows` once more, of arguments that it has checked, with the `sequences` that it made."""
+    targets, ranges, (labels, alone) = call.targets, call.ranges, heads
+    placed_targets = placed_first = illegal = None
+    if targets.is_cpu:
+        on_host = np.ascontiguousarray(targets.numpy())
+    else:
+        on_host = np.empty((len(targets), 0), np.int64)
+        usable = (targets >= 0) & (targets < labels) & (targets != alone)
+        placed_targets = torch.where(usable, targets, -1)
+    if ranges.numel() and ranges.is_cpu:
+        first = np.ascontiguousarray(ranges.numpy()[:, :, 0])
+    else:
+        first = np.zeros((len(sequences), max(sequences[:, 2].tolist())), np.int64)
+    if ranges.numel() and not ranges.is_cpu:
+        placed_first, illegal = _usable_ranges(ranges, shape, targets.shape[1])
     charges = np.array([delays, [sigma] * len(delays)])
     classes, durations = np.ascontiguousarray(call.classes.numpy())
-    rows = Rows(sequences, first, targets, classes, charges, np.array(heads), durations)
+    rows = Rows(sequences, first, on_host, classes, charges, np.array(heads), durations)
     return Placed(rows, placed_targets, placed_first, illegal)
 
 
@@ -187,14 +213,13 @@ def _sequences(shape: list[int], sizes: Ints, num_targets: int, is_pruned: bool)
     )
 
 
-def _targets(call: Given, heads: list[int]) -> tuple[Ints, Tensor | None]:
-    """The targets, checked, on the host; those of a device there, -1 where they are no label."""
-    targets = call.targets
-    labels, alone = heads
-    if not targets.is_cpu:
-        usable = (targets >= 0) & (targets < labels) & (targets != alone)
-        return np.empty((len(targets), 0), np.int64), torch.where(usable, targets, -1)
-    values = np.ascontiguousarray(targets.numpy())
+def _check_targets(call: Given, heads: list[int]) -> None:
+    """Those on the host."""
+    if not call.targets.is_cpu:
+        return
+    (labels, alone), values = heads, call.targets.numpy()
+    if alone < 0 and (not values.size or 0 <= values.min() <= values.max() < labels):  # padding, too
+        return
     wrong = (values < 0) | (values >= labels) | (values == alone)
     wrong &= np.arange(values.shape[1]) < call.sizes.numpy()[:, 3:4]
     if np.count_nonzero(wrong):
@@ -204,7 +229,6 @@ def _targets(call: Given, heads: list[int]) -> tuple[Ints, Tensor | None]:
         raise ConfigError(
             f"targets[{n}, {u}] = {alone} is the blank; expected a label: the softmax of labels is without the blank"
         )
-    return values, None
 
 
 def check_frames(sizes: Tensor, encoder: list[int], predictor: list[int]) -> None:
@@ -255,13 +279,12 @@ def _usable_ranges(ranges: Tensor, shape: list[int], labels: int) -> tuple[Tenso
     return first, (ranges != steps).flatten(1).any(dim=1)
 
 
-def _check_ranges(ranges: Ints, shape: list[int], labels: int) -> Ints:
+def _check_ranges(ranges: Ints, shape: list[int], labels: int) -> None:
     _check_ranges_shape(list(ranges.shape), shape)
-    first = np.ascontiguousarray(ranges[:, :, 0])
+    first = ranges[:, :, 0]
     steps = first[:, :, None] + np.arange(shape[2])
     if (ranges != steps).any() or first.min() < 0 or first.max() + shape[2] > labels + 1:
         raise ShapeError(
             f"ranges is not made of {shape[2]} successive labels of 0 to {labels} for each frame; "
             "expected what get_rnnt_prune_ranges returns"
         )
-    return first

@@ -473,8 +473,10 @@ def rnnt_loss_pruned(
         delays=[0.0, delay],
         is_constrained=rnnt_type == "constrained",
         backend=backend,
+        reduction=reduction,
     )
-    return arguments.reduce_losses(rnnt(call).log_prob, reduction)
+    loss: Tensor = rnnt(call).loss
+    return loss
 
 
 @torch.no_grad()

@@ -21,12 +21,15 @@ from fsachain.fsa import Ints
 from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
 from fsachain.loss import arguments
-from fsachain.loss.arguments import Given, make_rows
+from fsachain.loss.arguments import Given, make_rows, place_rows
 from fsachain.loss.autograd import Operator, as_tensor, wants_gradient
 from fsachain.loss.grid import grid, score_batch
 
-# `rnnt` computes log Z and keeps occupancies of arcs, which are small; its backward makes the gradient from them, in one
+# `rnnt` computes losses and keeps occupancies of arcs, which are small; its backward makes the gradient from them, in one
 # pass that reads the logits and writes the gradient once, the incoming gradient included.
+
+
+_ARCS = {arcs: as_tensor(arcs) for arcs in TOPOLOGIES.values()}
 
 
 def grid_batch(rows: Rows, sizes: Tensor, arcs: Tensor) -> GridBatch:
@@ -41,6 +44,7 @@ class RnntCall(NamedTuple):
     arcs [K, 3]: a `grid.GridArc` for each class. heads: the softmaxes of a row, see `grid.Rows`. delays, sigma: of (24);
     fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs; forgive: empty, or
     e^-s, e^-i, e^-d and w of (30). Entries of the gradient are kept within +-clamp; `inplace` writes it over the logits.
+    reduction, zero_infinity: of the losses.
     """
 
     logits: Tensor
@@ -60,17 +64,21 @@ class RnntCall(NamedTuple):
     is_normalized: bool = False
     inplace: bool = False
     backend: str = "auto"
+    reduction: str = "none"
+    zero_infinity: bool = False
 
 
-class RnntSums(NamedTuple):
-    """log Z [N] in float64, where the logits live; and what the gradient needs, empty unless asked for.
+class RnntLosses(NamedTuple):
+    """The losses [N] or what they are reduced to, float64, where the logits live; and what the gradient needs.
 
-    stats: of the softmaxes of each row. occupancy: g [K, cells], scaled as in (27) and (26).
+    stats: of the softmaxes of each row; occupancy: g [K, cells], scaled as in (27) and (26); both empty unless asked for.
+    sequences: those of `grid.Rows`, on the host.
     """
 
-    log_prob: Tensor
+    loss: Tensor
     stats: Tensor
     occupancy: Tensor
+    sequences: Tensor
 
 
 def arc_scores(call: RnntCall) -> tuple[Grid, Placed, Tensor, Tensor]:
@@ -83,17 +91,19 @@ def arc_scores(call: RnntCall) -> tuple[Grid, Placed, Tensor, Tensor]:
     return ours, placed, values, stats
 
 
-def _rnnt(call: RnntCall) -> RnntSums:
-    """log Z and what its gradient needs."""
+def _rnnt(call: RnntCall) -> RnntLosses:
+    """Losses and what their gradient needs."""
     arcs, forgive = call.arcs, call.forgive
     ours, placed, values, stats = arc_scores(call)
     plain = values
     if forgive:
         values = _forgiven(plain, *forgive)
-    batch = grid_batch(placed.rows, call.sizes, arcs)
+    batch, sequences = grid_batch(placed.rows, call.sizes, arcs), torch.from_numpy(placed.rows.sequences)
     if not call.with_gradient:
-        log_prob = ours.log_probs(batch, values.view(-1))
-        return RnntSums(log_prob, stats.new_empty(len(stats), 0), values.new_empty(len(values), 0))
+        loss = arguments.reduce_losses(
+            ours.log_probs(batch, values.view(-1)), call.reduction, call.zero_infinity
+        )
+        return RnntLosses(loss, stats.new_empty(len(stats), 0), values.new_empty(len(values), 0), sequences)
     after = values.clone() if forgive else values
     log_prob = ours.forward_backward(batch, values.view(-1))
     if forgive:
@@ -103,7 +113,8 @@ def _rnnt(call: RnntCall) -> RnntSums:
             values[k] *= 1.0 + call.fastemit
     if call.is_constrained:
         ours.release(placed, values)
-    return RnntSums(log_prob, stats, values)
+    loss = arguments.reduce_losses(log_prob, call.reduction, call.zero_infinity)
+    return RnntLosses(loss, stats, values, sequences)
 
 
 def _forgiven(plain: Tensor, wrong: float, left_out: float, extra: float, unit: float) -> Tensor:
@@ -129,7 +140,7 @@ def _of_plain(
     return found
 
 
-def _fake_rnnt(call: RnntCall) -> RnntSums:
+def _fake_rnnt(call: RnntCall) -> RnntLosses:
     logits, with_gradient = call.logits, call.with_gradient
     real = torch.float64 if logits.dtype == torch.float64 else torch.float32
     num_softmaxes = 1 if call.heads[0] == logits.shape[-1] else 2
@@ -138,22 +149,24 @@ def _fake_rnnt(call: RnntCall) -> RnntSums:
     else:
         labels = call.targets.shape[1] + 1 if call.ranges.shape[0] > 0 else logits.shape[2]
         cells = logits.shape[0] * logits.shape[1] * labels
-    rows = logits.numel() // logits.shape[-1]
-    return RnntSums(
-        logits.new_empty(call.sizes.shape[0], dtype=torch.float64),
+    rows, size = logits.numel() // logits.shape[-1], call.sizes.shape[0]
+    return RnntLosses(
+        logits.new_empty((size,) if call.reduction == "none" else (), dtype=torch.float64),
         logits.new_empty(
             0 if call.is_normalized else 2 * num_softmaxes, rows if with_gradient else 0, dtype=real
         ),
         logits.new_empty(call.classes.shape[1], cells if with_gradient else 0, dtype=torch.float64),
+        call.sizes.new_empty(size, 8),
     )
 
 
 class GradientCall(NamedTuple):
-    """Arguments as for `rnnt`, which made stats and g; factors [N]."""
+    """Arguments as for `rnnt`, which made stats, g and sequences; factors [N]."""
 
     logits: Tensor
     stats: Tensor
     occupancy: Tensor
+    sequences: Tensor
     targets: Tensor
     sizes: Tensor
     ranges: Tensor
@@ -166,7 +179,8 @@ class GradientCall(NamedTuple):
     def of_grid(self) -> tuple[Any, ...]:
         """Arguments of a grid's `gradient`."""
         delays = [0.0] * self.classes.shape[1]
-        placed = make_rows(list(self.logits.shape), Given(*self[3:7]), self.heads, delays, 0.0)
+        sequences, given = self.sequences.numpy(), Given(*self[4:8])
+        placed = place_rows(list(self.logits.shape), given, sequences, self.heads, delays, 0.0)
         return placed, self.logits.detach(), self.stats, self.occupancy, self.factors.double(), self.clamp
 
 
@@ -188,8 +202,13 @@ def _rnnt_gradient_inplace(call: GradientCall) -> None:
 rnnt_gradient_inplace = Operator(_rnnt_gradient_inplace, lambda _: None, mutates=("logits",))
 
 
-def _rnnt_backward(factor: Tensor, inplace: bool, **kept: Any) -> dict[str, Tensor | None]:
-    call = GradientCall(**kept, factors=-factor)
+def _rnnt_backward(
+    factor: Tensor, inplace: bool, reduction: str, sizes: Tensor, **kept: Any
+) -> dict[str, Tensor | None]:
+    factors = factor
+    if reduction != "none":
+        factors = (factor * arguments.share_of(reduction, sizes.shape[0])).expand(sizes.shape[0])
+    call = GradientCall(**kept, sizes=sizes, factors=factors)
     if not inplace:
         return {"logits": rnnt_gradient(call)}
     rnnt_gradient_inplace(call)
@@ -206,7 +225,9 @@ def rnnt_call(logits: Tensor, given: Given, arcs: Sequence[GridArc], **options: 
         "delays": [0.0] * len(arcs),
         "forgive": [],
     } | options
-    return RnntCall(logits, *given, as_tensor(arcs), with_gradient=wants_gradient(logits), **every)
+    kinds = _ARCS.get(tuple(arcs))
+    kinds = as_tensor(arcs) if kinds is None else kinds
+    return RnntCall(logits, *given, kinds, with_gradient=wants_gradient(logits), **every)
 
 
 def rnnt_loss(
@@ -291,8 +312,11 @@ def rnnt_loss(
         forgive=weights,
         inplace=inplace,
         backend=backend,
+        reduction=reduction,
+        zero_infinity=zero_infinity,
     )
-    return arguments.reduce_losses(rnnt(call).log_prob, reduction, zero_infinity)
+    loss: Tensor = rnnt(call).loss
+    return loss
 
 
 _OPTIONS = list(inspect.signature(rnnt_loss).parameters)[4:-1]  # all but the backend

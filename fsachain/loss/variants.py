@@ -33,8 +33,9 @@ class _Variant(NamedTuple):
     def loss(self, reduction: str, clamp: float, fastemit_lambda: float, inplace: bool) -> Tensor:
         arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
         fastemit, limit = arguments.check_fastemit(fastemit_lambda), arguments.check_clamp(clamp)
-        call = self.call._replace(fastemit=fastemit, clamp=limit, inplace=inplace)
-        return arguments.reduce_losses(rnnt(call).log_prob, reduction)
+        call = self.call._replace(fastemit=fastemit, clamp=limit, inplace=inplace, reduction=reduction)
+        loss: Tensor = rnnt(call).loss
+        return loss
 
 
 def _hat(call: _Given, blank: int, dimensions: tuple[int, ...], backend: BackendName) -> _Variant:

@@ -258,7 +258,11 @@ def _run(kernel: Any, batch: GridBatch, values: Reals) -> Array:
 
 def _for_each(batch: GridBatch, job: Callable[[int, Array, int], None]) -> None:
     """job(n, work, columns) for each sequence, longest first; work [K + 2, cells], one for each thread."""
-    cells = [_num_rows(size) * _num_columns(size) + PAD for size in batch.sizes]
+    columns = [_num_columns(labels) for labels in batch.sizes[:, 3].tolist()]
+    cells = [
+        (frames + labels + 1) * count + PAD
+        for (_, _, frames, labels), count in zip(batch.sizes.tolist(), columns, strict=True)
+    ]
     spare: list[Array] = []  # list.append and list.pop are atomic
     kinds = len(batch.arcs) + 2
 
@@ -267,17 +271,13 @@ def _for_each(batch: GridBatch, job: Callable[[int, Array, int], None]) -> None:
             work = spare.pop()
         except IndexError:
             work = aligned_bytes(kinds * max(cells) * 8).view(np.float64).reshape(kinds, max(cells))
-        job(n, work, _num_columns(batch.sizes[n]))
+        job(n, work, columns[n])
         spare.append(work)
 
     order = sorted(range(len(cells)), key=lambda n: -cells[n])
     run_all([partial(run, n) for n in order], NODE * sum(cells))
 
 
-def _num_columns(size: Ints) -> int:
+def _num_columns(labels: int) -> int:
     """A block before the first label, and those that the labels need."""
-    return PAD * ((int(size[3]) + PAD) // PAD + 1)
-
-
-def _num_rows(size: Ints) -> int:
-    return int(size[2] + size[3]) + 1
+    return PAD * ((labels + PAD) // PAD + 1)

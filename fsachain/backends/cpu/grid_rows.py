@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -318,7 +318,9 @@ def _scores(rows: Rows, logits: Reals, pieces: Ints, stats: Reals, values: Array
 
     def job(n: int, span: Span) -> None:
         square = aligned_bytes((lanes + 1) * lanes * logits.itemsize).view(logits.dtype).reshape(-1, lanes)
-        found = np.repeat([0.0, 1.0, 0.0, 1.0] * softmaxes, lanes).reshape(softmaxes, 4, lanes)
+        found = np.empty((softmaxes, 4, lanes))
+        if not len(pieces):
+            found[:] = [[0.0], [1.0], [0.0], [1.0]]
         work = leave_out_masks(logits.itemsize), square, found, np.empty((2, lanes))
         scores(form, flat, tuple(rows), n, span, width, pieces, stats, values, work)
 
@@ -365,9 +367,13 @@ def _gradient(
 
 def _pieces(rows: Rows, width: int) -> Ints:
     """What the softmaxes of a row are taken over, see `grid_rows`."""
-    classes, alone = rows.heads.tolist()
+    return _pieces_of(*rows.heads.tolist(), num_softmaxes(rows) > 1, width)
+
+
+@lru_cache(maxsize=64)
+def _pieces_of(classes: int, alone: int, has_durations: bool, width: int) -> Ints:
     edges = [(0, classes, 0)] if alone < 0 else [(0, alone, 0), (alone + 1, classes, 0)]
-    if num_softmaxes(rows) > 1:
+    if has_durations:
         edges.append((classes, width, 1))
     return np.array([edge for edge in edges if edge[1] > edge[0]], np.int64)
 
