@@ -31,7 +31,8 @@ Scores from logits x(t, u, v) with a softmax over v, c_k the class of arc k (the
     (29) durations   : a row holds a second softmax, of durations; s_k adds its entry d_k, log softmax of these, to (24)
 
     (30) forgiving   : s_label = log((exp s_label + e^-s star + e^-i) / c),  s_blank = log((exp s_blank + e^-d star) / c),
-                       star = (1 - exp s_blank) w,  c = 1 + e^-s + e^-i + e^-d,  w = 1 or 1 / (V - 1)
+                       star = (1 - exp s_blank) w,  c = 1 + e^-s + e^-i + e^-d,  w = 1 or 1 / (V - 1);
+                       star = 0 of a row of nothing but -inf
 
 (30) lets another label stand for a target (penalty s), leaves a target out (i), or takes a frame with a label that the
 targets lack (d); the weights of what leaves a node sum to one at most, so log Z <= 0. (28) and (29) are differentiated

@@ -238,6 +238,22 @@ def test_impossible_scores_leave_no_trace_in_the_gradient():
     assert logits.grad.sum(dim=3).abs().max() < tolerances.GRADIENT_ROW_SUM
 
 
+@pytest.mark.parametrize("options", EACH)
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_a_frame_on_which_nothing_is_possible_is_not_forgiven(options, backend):
+    """All logits of it are minus infinity: no star is a label there, so that no path gets past it, as without penalties."""
+    logits = rnnt_inputs.make_logits().detach()
+    logits[1, 2] = -math.inf
+    found = []
+    for way in (None, options):
+        leaf = logits.clone().requires_grad_()
+        losses = transducer_loss_of(leaf, way, backend=backend)
+        losses.sum().backward()
+        found.append((losses.detach().isinf(), leaf.grad))
+    assert found[0][0].tolist() == found[1][0].tolist() == [n == 1 for n in range(len(logits))]
+    assert found[1][1].isfinite().all() and not found[1][1][1].any()
+
+
 @pytest.mark.parametrize(
     "options", [{"rnnt_type": "modified"}, {"fused_log_softmax": False}, {"fastemit_lambda": 0.1}, {"delay_penalty": 0.1}]
 )  # fmt: skip

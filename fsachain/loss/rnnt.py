@@ -97,7 +97,7 @@ def _rnnt(call: RnntCall) -> RnntLosses:
     ours, placed, values, stats = arc_scores(call)
     plain = values
     if forgive:
-        values = _forgiven(plain, *forgive)
+        values = _forgiven(plain, _is_nothing(stats, call.logits), *forgive)
     batch, sequences = grid_batch(placed.rows, call.sizes, arcs), torch.from_numpy(placed.rows.sequences)
     if not call.with_gradient:
         loss = arguments.reduce_losses(
@@ -117,9 +117,16 @@ def _rnnt(call: RnntCall) -> RnntLosses:
     return RnntLosses(loss, stats, values, sequences)
 
 
-def _forgiven(plain: Tensor, wrong: float, left_out: float, extra: float, unit: float) -> Tensor:
-    """Scores (30) [2, cells] of the blank and the labels."""
-    star = -torch.expm1(plain[0].clamp(max=0.0)) * unit
+def _is_nothing(stats: Tensor, logits: Tensor) -> Tensor:
+    """[cells]: rows of nothing but -inf, whose sum is 0; the reference keeps no sums."""
+    return stats[1] == 0 if stats.shape[1] else (logits == -math.inf).all(dim=-1).view(-1)
+
+
+def _forgiven(
+    plain: Tensor, is_nothing: Tensor, wrong: float, left_out: float, extra: float, unit: float
+) -> Tensor:
+    """Scores (30) [2, cells] of the blank and the labels; where nothing is possible a star is not, either."""
+    star = (-torch.expm1(plain[0].clamp(max=0.0)) * unit).masked_fill(is_nothing, 0.0)
     total = math.log1p(wrong + left_out + extra)
     paid = torch.stack([extra * star, wrong * star + left_out])
     return torch.logaddexp(plain, paid.log()) - total
