@@ -11,10 +11,13 @@ import torch
 from device_arrays import needs_host_compiler
 from loss_inputs import KINDS, WIDTH, make_denominator, make_loss
 from random_graphs import connected_graph, left_to_right_graph
+from test_forgive import DENOMINATOR, FORGIVING, LEXICON, NORMALIZATION, TREE
 
 from fsachain import (
+    LFMMILoss,
     TableBatch,
     best_path,
+    build_numerator,
     compile_table,
     forward_backward,
     total_log_prob,
@@ -328,3 +331,22 @@ def test_lf_mmi_adds_penalties_weighs_frames_scales_and_casts_its_gradient_in_on
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=rounding, atol=tolerances.OCCUPANCY)
     assert torch.equal(found[0][1], found[0][2])
+
+
+def test_numerators_of_transcripts_that_may_be_wrong_give_lf_mmi_what_they_do_on_the_host():
+    numerators = [
+        build_numerator(["ab", "a"], LEXICON, TREE, normalization=NORMALIZATION, forgive=options).fsa
+        for options in FORGIVING
+    ]
+    given, lengths = make_scores(shape=(len(FORGIVING), 5, TREE.num_pdfs)), [5, 4, 5, 3, 5]
+    found = []
+    for home in (pretended(), nullcontext()):
+        scores, loss = given.clone().requires_grad_(), LFMMILoss(DENOMINATOR, leaky_hmm_coefficient=0.0)
+        with home as device:
+            value = loss(scores, lengths, numerators)
+            value.backward()
+        assert device is None or device.launches
+        assert value >= 0  # objf is at most 0
+        found.append((value.detach(), scores.grad))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=tolerances.LOG_PROB_RELATIVE, atol=tolerances.OCCUPANCY)
