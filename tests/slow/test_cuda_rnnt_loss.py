@@ -74,6 +74,14 @@ def assert_equal(found, limit=tolerances.FLOAT64):
         torch.testing.assert_close(ours, theirs, rtol=limit, atol=limit)
 
 
+def test_a_frame_on_which_nothing_is_possible_is_not_forgiven():
+    logits = make_logits(3.0).detach()
+    logits[1, 1] = -torch.inf
+    found = both(LOSSES["forgiving"], logits)
+    assert_equal(found)
+    assert found[0][0].isinf().tolist() == [n == 1 for n in range(len(logits))]
+
+
 @pytest.mark.parametrize("kind", LOSSES)
 def test_losses_and_gradients_are_those_of_the_host(kind):
     assert_equal(both(LOSSES[kind], make_logits(3.0)))
