@@ -157,13 +157,14 @@ class NetworkScores:
 
     def log_probs(self, sentences: Sequence[Sequence[int]]) -> list[float]:
         spelt = [[self.words[number - 1] for number in ids] for ids in sentences]
-        found = []
+        found: list[float] = []
         for ids, network in zip(sentences, self.network.log_probs(spelt), strict=True):
             ngram = np.array(self.ngram.by_word(ids))
-            possible = np.isfinite(ngram).all()
-            mean = self.share * np.exp(network) + (1 - self.share) * np.exp(ngram) if possible else [0.0]
-            with np.errstate(divide="ignore"):
+            if np.isfinite(ngram).all():
+                mean = self.share * np.exp(network) + (1 - self.share) * np.exp(ngram)
                 found.append(float(np.log(mean).sum()))
+            else:
+                found.append(-math.inf)
         return found
 
 

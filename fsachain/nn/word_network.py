@@ -52,7 +52,7 @@ class WordNetwork(nn.Module):
         names = (*_MARKS, *known, *new)
         self._ids = {name: place for place, name in enumerate(names)}
         self.num_known, self._num_new = len(names) - len(new), len(new)
-        spelt = [[], [], [], *(list(letter_sequences(name)) for name in names[len(_MARKS) :])]
+        spelt: list[Sequence[str]] = [(), (), (), *(letter_sequences(name) for name in names[len(_MARKS) :])]
         # Sequences that one word alone has say no more than its own vector.
         occur = Counter(chain.from_iterable(map(set, spelt[: self.num_known])))
         letters = {one: place for place, one in enumerate(sorted(o for o, n in occur.items() if n > 1))}
