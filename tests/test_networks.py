@@ -286,3 +286,18 @@ def test_outputs_of_shifted_features_are_averaged(tmp_path):
             alone = [model.network(torch.tensor(one[None]), torch.tensor([last + 1])) for one in moved]
         mean = sum(one.nnet_output[0] for one in alone) / 5
         np.testing.assert_allclose(found[example.id], mean, atol=NETWORK_FLOAT32)
+
+
+def test_outputs_are_the_mean_with_those_of_another_network(tmp_path):
+    one, other = (AcousticModel.load(model_of(tmp_path, channels=width)) for width in (16, 24))
+    features = np.random.default_rng(1).normal(size=(20, 5)).astype(np.float32)
+    models = one, other, one.mean_with(other, 0.25)
+    own, its, mean = (
+        model.outputs([Example("a", "s", (), features)], frame_shift=1)["a"] for model in models
+    )
+    np.testing.assert_allclose(mean, 0.75 * own + 0.25 * its, atol=NETWORK_FLOAT32)
+    more_pdfs = AcousticModel.load(model_of(tmp_path, num_pdfs=5))
+    with pytest.raises(
+        ConfigError, match=r"first_pass_share: expected models of the same pdfs, .* has 4, .* has 5"
+    ):
+        one.mean_with(more_pdfs, 0.5)

@@ -146,7 +146,8 @@ def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inpu
     first = [*inputs, "--set", "phone_lm.ngram_order=2", "--set", "phone_lm.no_prune_ngram_order=2"]
     fsachain.ok("run", exp, *first, "--to", "train")
     second = exp.with_name("second")
-    outcome = fsachain.ok("run", second, "--first", exp, "--set", "supervision.chunk_frames=60")
+    mean = ("--set", "supervision.chunk_frames=60", "--set", "decoding.first_pass_share=0.5")
+    outcome = fsachain.ok("run", second, "--first", exp, *mean)
     assert stages_of(outcome.out) == ["align-train", "supervise", *FIRST[3:]]
     assert Experiment.read(second / "config.yaml").phone_lm.ngram_order == 2
     assert (second / "report.html").is_file() and not (second / "lang").exists()

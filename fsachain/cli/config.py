@@ -403,6 +403,8 @@ class DecodingConfig:
         unknown_word_penalties (nats): costs per such word that are tried.
         frame_shift (input frames): network outputs are the mean over features delayed and advanced by up to this many
             frames, that is 2 n + 1 passes of the network; for one trained with `augment.frame_shift`.
+        first_pass_share (share): in `fsachain run --first` network outputs are the mean of both passes', the first's with
+            this weight; elsewhere the first pass is not at hand, and the option has no effect.
         search: beams of the decoder.
     """
 
@@ -412,10 +414,12 @@ class DecodingConfig:
     open_vocabulary: bool = False
     unknown_word_penalties: tuple[float, ...] = (0.0, 2.0, 4.0)
     frame_shift: int = 0
+    first_pass_share: float = 0.0
     search: DecoderConfig = field(default_factory=DecoderConfig)
 
     def __post_init__(self) -> None:
         check_range(self, "[0, inf)", "frame_shift")
+        check_range(self, "[0, 1]", "first_pass_share")
 
 
 def _known(sections: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import FrameTiming
-from fsachain.errors import DataError, FsachainError, counted, require
+from fsachain.errors import ConfigError, DataError, FsachainError, counted, require
 from fsachain.nn.network import Network, TakenWeights, num_parameters, take_weights
 from fsachain.train.checkpoint import Tensors, check_header_size, load_tensors, save_tensors
 
@@ -50,7 +50,8 @@ class AcousticModel:
 
     `experiment` is the configuration of its training, `cmvn` the normalisation of the training set; statistics of scope
     "speaker" are taken from each data set. `lang` are the words, phones and pdfs it was trained with; None in files of
-    earlier versions. `path` is where it was read.
+    earlier versions. `path` is where it was read. `others` are networks with their weights in the mean that `outputs` takes,
+    see `mean_with`; they are not saved.
     """
 
     experiment: Experiment
@@ -58,6 +59,7 @@ class AcousticModel:
     cmvn: Cmvn
     lang: Lang | None = None
     path: Path | None = None
+    others: tuple[tuple[Network, float], ...] = ()
 
     @property
     def kind(self) -> str:
@@ -120,6 +122,21 @@ class AcousticModel:
         """Normalised features; the first that cannot be read is an error."""
         return normalise_set(load_examples(data, self.experiment.features), self.cmvn)
 
+    def mean_with(self, other: AcousticModel, share: float) -> AcousticModel:
+        """This model with outputs that are `share` of the other network's and the rest its own, before a softmax."""
+        for what, own, its in (
+            ("features", self.experiment.features, other.experiment.features),
+            ("cmvn", self.experiment.cmvn, other.experiment.cmvn),
+            ("pdfs", self.network.num_pdfs, other.network.num_pdfs),
+            ("subsampling", self.network.subsampling, other.network.subsampling),
+        ):
+            if own != its:
+                raise ConfigError(
+                    f"decoding.first_pass_share: expected models of the same {what}, {self.path} has {own}, "
+                    f"{other.path} has {its}"
+                )
+        return replace(self, others=(*self.others, (other.network, share)))
+
     def outputs(
         self,
         examples: Sequence[Example],
@@ -128,8 +145,8 @@ class AcousticModel:
     ) -> dict[str, NDArray[np.float32]]:
         """Network outputs [T', P] by utterance id; an utterance without frames has none.
 
-        They are the mean over features delayed by -`frame_shift` to `frame_shift` frames. `progress` is called with
-        (utterances done, utterances in all).
+        They are the mean over features delayed by -`frame_shift` to `frame_shift` frames, and with `others`. `progress` is
+        called with (utterances done, utterances in all).
         """
         found: dict[str, NDArray[np.float32]] = {}
         with torch.inference_mode():
@@ -137,14 +154,18 @@ class AcousticModel:
             ordered = sorted((e for e in examples if e.num_frames), key=lambda example: example.num_frames)
             for start in range(0, len(ordered), _BATCH_SIZE):
                 batch = ordered[start : start + _BATCH_SIZE]
-                passes = []
+                passes, lengths = [], torch.empty(0)
                 for shift in range(-frame_shift, frame_shift + 1):
                     moved = collate(
                         [replace(one, features=shift_frames(one.features, shift)) for one in batch]
                     )
-                    passes.append(self.network(moved.features, moved.lengths))
-                scores = torch.stack([one.nnet_output for one in passes]).mean(dim=0).numpy()
-                for example, own, length in zip(batch, scores, passes[0].lengths.tolist(), strict=True):
+                    nnet_output, lengths, _ = self.network(moved.features, moved.lengths)
+                    for network, share in self.others:
+                        its = network(moved.features, moved.lengths).nnet_output
+                        nnet_output = torch.lerp(nnet_output, its, share)
+                    passes.append(nnet_output)
+                scores = torch.stack(passes).mean(dim=0).numpy()
+                for example, own, length in zip(batch, scores, lengths.tolist(), strict=True):
                     found[example.id] = own[:length].copy()
                 if progress is not None:
                     progress(len(found), len(examples))

@@ -129,6 +129,8 @@ class Run:
         """The model with this run's options of decoding and rescoring, which may differ from those it was trained with."""
         model = self.model(self.exp)
         decoding, rescoring = self.config.decoding, self.config.rescoring
+        if self.first is not None and decoding.first_pass_share:
+            model = model.mean_with(self.model(self.first), decoding.first_pass_share)
         return replace(model, experiment=replace(model.experiment, decoding=decoding, rescoring=rescoring))
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache, partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,7 +21,7 @@ from fsachain.backends import LogProbs, Paths
 from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu.frames import AccurateFrames, Frames, make_columns
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
-from fsachain.backends.cpu.jit import helper, jit_on_views
+from fsachain.backends.cpu.jit import helper, jit, jit_on_views
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, ArcsBothWays, Layout, OwnGroups
 from fsachain.backends.cpu.memory import (
     Shape,
@@ -91,24 +92,17 @@ def _decide(form: Any, table: Any, frames: Any, record: Any, limit: Any, certain
     return wide if kind_of(form) == "wide" else plain
 
 
-class Seen(NamedTuple):
-    """Scores [N, T, P], lengths [N]; sequence n sees the pdfs active[offsets[n] : offsets[n + 1]]."""
+@jit
+def find_wide(scores: Any, lengths: Any, active: Any, offsets: Any, spread: float, is_wide: Any) -> None:
+    """Of the sequences where is_wide [N], keep those whose finite scores are `spread` nats apart in four frames.
 
-    scores: npt.NDArray[np.floating]
-    lengths: npt.NDArray[np.int64]
-    active: npt.NDArray[np.uint32]
-    offsets: npt.NDArray[np.int64]
-
-
-@jit_on_views
-def find_wide(seen: Any, spread: float, is_wide: Any) -> None:
-    """Of the sequences where is_wide [N], keep those whose finite scores are `spread` nats apart in four frames."""
-    offsets = seen.offsets
+    Scores [N, T, P]; sequence n sees the pdfs active[offsets[n] : offsets[n + 1]].
+    """
     for n in range(len(is_wide)):
         for part in range(4):
-            t, top, low = part * seen.lengths[n] // 4, -np.inf, np.inf
+            t, top, low = part * lengths[n] // 4, -np.inf, np.inf
             for k in range(offsets[n], offsets[n + 1] if is_wide[n] else 0):
-                y = seen.scores[n, t, seen.active[k]]
+                y = scores[n, t, active[k]]
                 if -np.inf < y < np.inf:
                     top, low = max(top, y), min(low, y)
             is_wide[n] &= top - low > spread
@@ -366,16 +360,13 @@ def _are_wide(batch: TableBatch, job: _Job) -> Bools:
     """The sequences for which plain numbers are not tried: see SPREAD."""
     if batch.is_shared or job.accuracy is not None:
         return np.zeros(batch.size, np.bool_)
-    layouts = [choose_layout(table, Form(1), False) for table in batch.tables]
-    is_wide = np.array([layout is ArcList for layout in layouts]) & (job.lengths > 0)
+    active = list(map(attrgetter("active_pdfs"), batch.tables))
+    offsets = np.cumsum([0, *map(len, active)])
+    num_arcs, num_states = np.array(list(map(attrgetter("num_arcs", "num_states"), batch.tables))).T
+    is_wide = ~is_dense(num_arcs, np.diff(offsets), num_states) & (job.lengths > 0)
     if is_wide.any():
-        active = [table.active_pdfs for table in batch.tables]
-        offsets = np.cumsum([0, *map(len, active)])
-        find_wide(
-            pack(Seen(job.scores, job.lengths, np.concatenate(active), offsets)),
-            SPREAD[job.scores.dtype],
-            is_wide,
-        )
+        spread = SPREAD[job.scores.dtype]
+        find_wide(job.scores, job.lengths, np.concatenate(active), offsets, spread, is_wide)
     return is_wide
 
 
@@ -448,13 +439,20 @@ def choose_layout(table: TransitionTable, form: Form, is_shared: bool) -> type[L
         if pairs * (4 if pairs > BEYOND_CACHE else 2) > num_arcs:
             return ArcsBothWays
         return ArcGroups if form.width == 1 and form.kind != "expected" else ArcRows
-    # A list reads a score for each arc, and adds one after the other: right where few arcs have a pdf or a state in
-    # common, and an addition is one instruction.
-    dense = num_arcs > max(DENSE * len(table.active_pdfs), DENSE // 2 * table.num_states)
-    dense |= num_arcs > max(LARGE, 3 * table.num_states)
+    dense = is_dense(num_arcs, len(table.active_pdfs), table.num_states)
     if form.kind == "expected":
         return ArcRows if dense else ArcList
     return OwnGroups if form.is_wide or dense else ArcList
+
+
+def is_dense(num_arcs: Any, num_pdfs: Any, num_states: Any) -> Any:
+    """Whether a graph of one's own is summed by pairs, where numbers are plain; of arrays for each.
+
+    A list adds one arc after the other: right where few arcs have a pdf or a state in common, and an addition is one
+    instruction.
+    """
+    by_pairs = (num_arcs > DENSE * num_pdfs) & (num_arcs > DENSE // 2 * num_states)
+    return by_pairs | ((num_arcs > LARGE) & (num_arcs > 3 * num_states))
 
 
 def _in_numbers(graph: _Graph, job: _Job, lanes: npt.NDArray[np.int64]) -> tuple[Floats, Bools]:
