@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import torch
 
 from fsachain.batch import TableBatch
+from fsachain.decode.wer import read_text
 from fsachain.denominator import DenominatorGraph
+from fsachain.graph.algorithms import table_bytes
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator
 from fsachain.graph.forgive import Forgiveness, Star
@@ -222,25 +225,54 @@ def forgiving(work: Workloads, sizes: Sizes) -> Table:
             },
             sizes,
         )
-    path = workloads.SHARED / "data" / "digits" / "lang" / "lexicon.txt"
+    data = workloads.SHARED / "data"
+    path = data / "digits" / "lang" / "lexicon.txt"
     lexicon = Lexicon.read(path) if path.is_file() else Lexicon.characters([DIGITS])
-    texts, tree = drawn(DIGITS[1:], SENTENCES, WORDS), ContextTree.monophone(lexicon.phones, Topology.chain())
+    rows += _numerators("digits", lexicon, drawn(DIGITS[1:], SENTENCES, WORDS), _ways("sum"), sizes)
+    prompts = data / "prompts_en"
+    if prompts.is_dir():
+        lexicon, known = Lexicon.read(prompts / "lang" / "lexicon.txt"), read_text(prompts / "train" / "text")
+        texts = [text for text in known.values() if set(text) <= set(lexicon.words)]
+        texts = [texts[i] for i in np.random.default_rng(0).permutation(len(texts))]
+        ways = {
+            "plain": None,
+            "all three": Forgiveness(6.0, 7.0, -3.0, "sum"),
+        }  # as in recipes/weak_transcripts
+        rows += _numerators("prompts", lexicon, texts, ways, sizes)
+    return Table(f"what may be wrong, B {FEW}", rows)
+
+
+def _numerators(
+    name: str,
+    lexicon: Lexicon,
+    texts: Sequence[Sequence[str]],
+    ways: Mapping[str, Forgiveness | None],
+    sizes: Sizes,
+) -> list[Row]:
+    """Numerators of the first texts with the phone model of all, alone and in the loss; arcs and bytes of a table."""
+    rows, tree = [], ContextTree.monophone(lexicon.phones, Topology.chain())
     leaf = torch.from_numpy(random_scores(FEW, MANY, tree.num_pdfs)).requires_grad_()
     for order, more, whole in ORDERS:
         phones = estimate_phone_lm(lm_phones(texts, lexicon, seed=1), order, more, whole)
-        graph = DenominatorGraph(build_denominator(phones, tree), tree.num_pdfs).normalization_fsa()
-        jobs = {}
-        for name, ways in _ways("sum").items():
-            made = (
-                build_numerator(text, lexicon, tree, normalization=graph, forgive=ways)
-                for text in texts[:FEW]
-            )
+        graph = DenominatorGraph(build_denominator(phones, tree), tree.num_pdfs)
+        alone: dict[str, Call] = {}
+        within: dict[str, Call] = {}
+        loss = LFMMILoss(graph, leaky_hmm_coefficient=LEAK)
+        for way, forgive in ways.items():
+            how = {"normalization": graph.normalization_fsa(), "forgive": forgive}
+            made = (build_numerator(text, lexicon, tree, **how) for text in texts[:FEW])
             tables = [compile_table(one.fsa, tree.num_pdfs) for one in made]
-            arcs = sum(table.num_arcs for table in tables) // FEW
-            loss = partial(total_log_prob, TableBatch.pack(tables), leaf)
-            jobs[f"{name}, {arcs} arcs"] = calls.with_gradient(loss, leaf)
-        rows += _beside_the_plain(f"numerators, {order}-gram", jobs, sizes)
-    return Table(f"what may be wrong, B {FEW}", rows)
+            batch = TableBatch.pack(tables)
+            arcs, size = (
+                sum(of(table) for table in tables) / FEW for of in (attrgetter("num_arcs"), table_bytes)
+            )
+            alone[f"{way}, {arcs:.0f} arcs, {size / 1e3:.0f} kB"] = calls.with_gradient(
+                partial(total_log_prob, batch, leaf), leaf
+            )
+            within[way] = calls.with_gradient(partial(loss, leaf, [MANY] * FEW, batch), leaf)
+        rows += _beside_the_plain(f"{name}, {order}-gram", alone, sizes)
+        rows += _beside_the_plain(f"{name}, {order}-gram, LFMMILoss", within, sizes)
+    return rows
 
 
 def _ways(star: Star) -> dict[str, Forgiveness | None]:
@@ -252,7 +284,7 @@ def _ways(star: Star) -> dict[str, Forgiveness | None]:
     }
 
 
-def _beside_the_plain(name: str, jobs: dict[str, Call], sizes: Sizes) -> list[Row]:
+def _beside_the_plain(name: str, jobs: Mapping[str, Call], sizes: Sizes) -> list[Row]:
     """The first is the plain one."""
     plain, *others = ((f"{name}, {job}", call) for job, call in jobs.items())
     return compared(per_thread(dict([plain, *others]), sizes), {("plain", 1): plain[1]}, sizes.seconds)
