@@ -324,3 +324,14 @@ def test_what_chunks_cannot_use_is_named():
     ):
         with pytest.raises(ShapeError, match=message):
             transducer_loss(*given, *rest)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_targets_may_be_written_over_before_backward(kind):
+    targets, logits = kind([[1, 2, 3], [4, 4, 2]]), torch.randn(2, 6, 4, 5, requires_grad=True)
+    gradients = []
+    for later in (targets, 10**6):
+        loss = rnnt_loss(logits, targets, [6, 5], [3, 3], blank=0)
+        targets[:] = later
+        gradients.append(torch.autograd.grad(loss, logits)[0])
+    assert torch.equal(*gradients)

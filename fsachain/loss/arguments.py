@@ -60,9 +60,12 @@ def integers(values: Any, name: str, device: torch.device) -> Tensor:
 
 
 def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
-    """As int64 on the device where they are: that of the logits, or the host."""
+    """As int64 on the device where they are: that of the logits, or the host.
+
+    Those on the host are copied: backward does not check again what the caller may have written over.
+    """
     if isinstance(values, Tensor) and values.is_cpu and values.dtype == torch.int64:
-        return values
+        return values.clone()
     tensor = as_tensor(values, name=name)
     if tensor.device.type != "cpu" and tensor.device != device:
         raise ShapeError(f"{name} is on {tensor.device}; expected {device}, as the logits, or the host")
@@ -70,7 +73,7 @@ def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
     is_typed = tensor.numel() > 0 or isinstance(values, Tensor | np.ndarray)
     if is_typed and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
         raise ShapeError(f"{name} has dtype {tensor.dtype}; expected integers")
-    return tensor.to(torch.int64)
+    return tensor.to(torch.int64, copy=tensor.is_cpu)
 
 
 def class_index(value: int, width: int, name: str) -> int:
