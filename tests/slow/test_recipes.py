@@ -88,7 +88,10 @@ def test_every_stage_of_a_recipe_of_recordings_runs(name, shared, tmp_path):
         pytest.skip(f"the recordings data/{folder} are not in ../shared")
     arguments = [f"--corpus={corpus}", f"--exp={tmp_path}", "--workers=1", *SMALL]
     assert run_recipe(ROOT / "recipes" / name, few_of(prepare), arguments) in DONE
-    assert [stage.name for stage in read_stages(tmp_path / "stages.jsonl").stages] == STAGES
+    done = [stage.name for stage in read_stages(tmp_path / "stages.jsonl").stages]
+    assert [stage for stage in done if stage != "rescore"] == STAGES and ("rescore" in done) == (
+        name == "dialogue"
+    )
     assert len(read_text(tmp_path / "decode" / "hyp.txt")) == KEPT["test"]
     assert "WER" in (tmp_path / "report.txt").read_text()
 
