@@ -198,9 +198,9 @@ def text_lines(
     """
     try:
         for number, line in binary_lines(path, longest=longest):
-            if not line.isascii() or b"\0" in line:  # of others there is nothing to check
-                line_text(line, f"{path}:{number}")
-            if fields := line.decode().split():
+            is_checked = line.isascii() and b"\0" not in line
+            text = line.decode() if is_checked else line_text(line, f"{path}:{number}")
+            if fields := text.split():
                 yield number, fields
     except DataError as reason:
         if isinstance(reason, error):

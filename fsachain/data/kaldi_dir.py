@@ -47,9 +47,7 @@ def table_lines(path: str | Path, faults: Faults) -> Iterator[tuple[int, str, st
     first, faulty = dict[str, int](), faults.by_id
     for number, line in binary_lines(path):
         try:
-            if not line.isascii() or b"\0" in line:
-                line_text(line, "")
-            fields = line.decode().split(None, 1)
+            fields = line_text(line, "").split(None, 1)
             if not fields:
                 continue
             key = fields[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -158,10 +157,12 @@ def coarse(fsa: Fsa) -> Fsa:
     return merge_down(fsa, COARSE_TOLERANCE)
 
 
-def merge_down(fsa: Fsa, tolerance: float, kinds: Any = 0) -> Fsa:
+def merge_down(fsa: Fsa, tolerance: float, kinds: npt.ArrayLike = 0) -> Fsa:
     """As `coarse`, where weights within `tolerance` nats are alike, and states of different `kinds` [S] stay apart."""
     is_start = np.arange(fsa.num_states) == fsa.start
-    colours = np.stack([_quantise(fsa.final_log_prob, tolerance), is_start, is_start * 0 + kinds])
+    colours = np.stack(
+        [_quantise(fsa.final_log_prob, tolerance), is_start, np.broadcast_to(kinds, is_start.shape)]
+    )
     colour = np.unique(colours, axis=1, return_inverse=True)[1].ravel()
     classes = _refine(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, colour, tolerance)
     state, pdf, target, total = _sums(fsa.src, fsa.pdf, classes[fsa.dst], np.exp(fsa.log_prob))

@@ -27,7 +27,7 @@ _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 # Torch has no public names for these three; where it lacks the private ones, everything counts as traced.
 _count_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-_transforms = getattr(torch._C._functorch, "get_interpreter_stack", lambda: None)
+_transforms = getattr(getattr(torch._C, "_functorch", None), "get_interpreter_stack", lambda: None)
 # Nor for whether backward may come again; where this is absent, it may.
 _may_come_again = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 

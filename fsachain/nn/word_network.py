@@ -38,6 +38,7 @@ _BATCH = 128  # words
 _PEAK = 5e-3  # learning rate per step
 _DECAY = 0.5  # of the vectors; the layers' is a fifth
 _GRADIENT_NORM = 1.0
+_CASES_AT_ONCE = 1024  # words that `log_probs` scores together
 _END, _START, _NEW = range(3)
 _MARKS = ("</s>", "<s>", "<new>")
 
@@ -124,9 +125,6 @@ class WordNetwork(nn.Module):
         ]
 
 
-_CASES_AT_ONCE = 1024
-
-
 @lru_cache(maxsize=1 << 16)
 def letter_sequences(word: str) -> tuple[str, ...]:
     """Of two to four letters, the word's edges, written ^ and $, among them."""
@@ -138,6 +136,12 @@ def train_word_network(
     sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], num_epochs: int = 30, seed: int = 0
 ) -> WordNetwork:
     """Learn a text, with a bar. The same arguments give the same network on one machine; torch's seed is left alone.
+
+    Args:
+        sentences: of the text, each its words.
+        vocabulary: all words that may be asked for; those that the text lacks share the probability of a new word.
+        num_epochs: passes over the text.
+        seed: of the first weights, the order and dropout.
 
     Raises:
         ConfigError: no epoch.

@@ -281,7 +281,8 @@ class KernelTable(NamedTuple):
     numbers are plain; the logs of the maxima are in `log_scale` (of initial, arcs, final). `least` has the least nonzero
     weights of initial, arcs, init and final before they are rounded to the table's type, in which they may be zero;
     `init_everywhere` is the least init, 0 where a leak misses a state; `reach` is the largest exponent of any weight. `into`
-    has the arcs by destination, of which `few` take as long one by one as all of them in their layout.
+    has the arcs of a graph that one sequence has for itself by destination, none for others; `few` of them take as long one
+    by one as all in their layout.
     """
 
     arcs: Layout
@@ -321,7 +322,9 @@ def kernel_table(
         if layout is not ArcRows:
             groups = arc_groups(rows, weights(form, np.array([-np.inf]), dtype), layout is OwnGroups)
             rows = OwnGroups(*groups) if layout is OwnGroups else groups
-    into = _arc_ends(table, arcs, arcs.dst, arcs.src, dtype, form)
+    # Nobody else asks for single arcs into a state.
+    own = arcs if layout in (ArcList, OwnGroups) else _Arcs(*(column[:0] for column in arcs))
+    into = _arc_ends(table, own, own.dst, own.src, dtype, form)
     return _make(table, rows, into, arcs_scale, dtype, form, leaks)
 
 
