@@ -12,7 +12,9 @@ from graph_paths import sample_paths
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import DenominatorGraph, Fsa, LFMMILoss, TableBatch, best_path, forward_backward
+from fsachain.cli.graphs import told_stars
 from fsachain.cli.lang import load_lang
+from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.shards import TableShards
@@ -42,6 +44,19 @@ def test_equal_and_different_graphs_have_their_own_exit_status(fsachain, built):
     status, out, _ = fsachain("equivalent", den, norm, "--semiring", "log", "--count", 20)
     assert status == 1 and out.startswith("different: 40 sequences")
     assert fsachain("equivalent", den, den)[0] == 2  # the semiring is named
+
+
+def test_stars_of_a_large_phone_model_are_said_to_be_dear():
+    dear, cheap = (connected_graph(1, 100, arcs) for arcs in (2400, 400))
+    forgiving = Forgiveness(substitution=5.0)
+    assert "phone_lm.ngram_order: 2" in told_stars(dear, forgiving)
+    for graph, forgive in (
+        (cheap, forgiving),
+        (dear, None),
+        (None, forgiving),
+        (dear, Forgiveness(insertion=3.0)),
+    ):
+        assert told_stars(graph, forgive) == ""
 
 
 def test_small_graphs_are_drawn_walked_and_made_smaller(fsachain, tmp_path):
