@@ -59,20 +59,21 @@ from fsachain.table import TransitionTable
 def _conclude(table: Any, frames: Any, record: Any, found: Any) -> None:
     """found [2, W]: log Z from what the forward pass took off, -inf for no path, NaN for an illegal score; and E[A]."""
     initial, arcs, final = table.log_scale
-    log_z = found[0]
-    for g in range(len(frames.lengths)):
-        found[1, g] = record.mean[g]
-        if record.extent[0, g] != record.extent[0, g]:
+    log_z, means, lengths = found[0], found[1], frames.lengths
+    z, shift, scale = record.z, record.shift, record.scale
+    for g in range(len(lengths)):
+        means[g] = record.mean[g]
+        if math.isnan(record.extent[0, g]):
             log_z[g] = np.nan
-        elif not record.z[g] > 0.0:
+        elif not z[g] > 0.0:
             log_z[g] = -np.inf
         else:
             shifts, scales = 0.0, float(record.z_scale[g])
-            for t in range(frames.lengths[g]):
-                shifts += record.shift[t, g]
-                scales += record.scale[t, g]
-            weights = initial + arcs * frames.lengths[g] + final
-            log_z[g] = math.log(record.z[g]) + scales * math.log(2.0) + shifts + weights
+            for t in range(lengths[g]):
+                shifts += shift[t, g]
+                scales += scale[t, g]
+            weights = initial + arcs * lengths[g] + final
+            log_z[g] = math.log(z[g]) + scales * math.log(2.0) + shifts + weights
 
 
 @by_type
@@ -143,30 +144,32 @@ def _run_segments(
     (all of two, in turn, if out is empty, when there is but one segment). `confirmed`: an earlier call with the same
     arguments made the forward pass and was not certain, but `confirm` was.
     """
-    work, record = memory.work, memory.record
-    count, starts, wanted = 0, len(memory.checkpoints), False
-    for g in range(len(frames.lengths)):
-        count = max(count, frames.lengths[g])
+    work, record, checkpoints, lengths = memory.work, memory.record, memory.checkpoints, frames.lengths
+    history, beta = work.history, work.beta
+    count, starts, wanted = 0, len(checkpoints), False
+    for g in range(len(lengths)):
+        count = max(count, lengths[g])
     if not confirmed:
         for index in range(max(starts, 1)):
             if index > 0:
-                _copy(work.history[segment], work.history[0])
-                _copy(work.history[0], memory.checkpoints[index])
+                _copy(history[segment], history[0])
+                _copy(history[0], checkpoints[index])
             forward(form, table, c, frames, index * segment, min((index + 1) * segment, count), work, record)
         _conclude(table, frames, record, found)
         _decide(form, table, frames, record, limit, certain)
     for g in range(len(certain)):
-        usable = certain[g] and math.isfinite(found[0, g]) and frames.lengths[g] > 0 and len(out) > 0
-        work.factors[0, g] = factors[g] if usable else 0.0
-        wanted |= work.factors[0, g] != 0.0
+        usable = certain[g] and math.isfinite(found[0, g]) and lengths[g] > 0 and len(out) > 0
+        factor = factors[g] if usable else 0.0
+        work.factors[0, g] = factor
+        wanted |= factor != 0.0
     if not wanted:
         return
-    _clear(form, work.beta[0])
-    _clear(form, work.beta[1])
+    _clear(form, beta[0])
+    _clear(form, beta[1])
     for index in range(max(starts, 1) - 1, -1, -1):
         first, last = index * segment, min((index + 1) * segment, count)
         if index < starts - 1:
-            _copy(memory.checkpoints[index], work.history[0])
+            _copy(checkpoints[index], history[0])
             forward(form, table, c, frames, first, last, work, record)
         backward(form, table, c, frames, first, last, work, out)
 

@@ -71,7 +71,7 @@ WIDTHS = 1, 16
 FORMS_TRIED = {width: (Form(width), Form(width, "wide")) for width in WIDTHS}
 KINDS = 2  # of these forms; then logs
 ZERO = ZERO_EXPONENT[DOUBLE.itemsize]
-LABELS = 8  # graphs are made for multiples of so many labels: few of them, and kept
+LABELS = 4  # graphs are made for multiples of so many labels: not many of them, and kept
 
 
 class Group(NamedTuple):
@@ -128,104 +128,92 @@ def _run(
     out: Any,
 ) -> None:
     """log Z of the sequences `given`, whether each is certain, and the gradient of those that are: see `log_probs`."""
-    _fill(group, given, labels, label_counts, frame_counts, prices, blank)
-    _fill_columns(group, given, labels, label_counts, log_prior, star_offset, blank, delay_penalty)
-    for g in range(len(group.lanes)):
-        group.factors[g] = -weights[group.lanes[g]]
-    found, certain, frames = group.found, group.certain, group.frames
-    rest = group.memory, limit, group.factors, found, certain, out, False
+    _fill(
+        group, given, labels, label_counts, frame_counts, log_prior, prices, star_offset, blank, delay_penalty
+    )
+    lanes, lengths, factors, frames = group.lanes, group.lengths, group.factors, group.frames
+    for g in range(len(lanes)):
+        factors[g] = -weights[lanes[g]]
+    found, certain = group.found, group.certain
+    rest = group.memory, limit, factors, found, certain, out, False
     run_inside(form, group.table, c, frames, segment, *rest)
     for g in range(len(given)):
         n = given[g]
-        value, is_certain = found[0, g] - _log_sums(frames.rows, n, group.lengths[g]), certain[g] != 0
-        if _legal_count(labels[n], label_counts[n], blank, frames.rows.num_classes) < 0:
+        value, is_certain = found[0, g] - _log_sums(frames.rows, n, lengths[g]), certain[g] != 0
+        if group.columns.counts[g] == 0:
             value, is_certain = np.nan, True
         log_z[n], all_certain[n] = value, is_certain
         if is_certain and len(out) > 0:
-            is_written = math.isfinite(value) and group.factors[g] != 0.0
-            clear_own(frames, g, group.lengths[g] if is_written else 0, out)
-
-
-@helper
-def _legal_count(labels: Any, count: int, blank: int, num_classes: int) -> int:
-    """The count, or -1 where one of the first labels is the blank or no class."""
-    legal: Any = True
-    for k in range(count):
-        legal &= labels[k] >= 0 and labels[k] < num_classes and labels[k] != blank
-    return count if legal else -1
+            is_written = math.isfinite(value) and factors[g] != 0.0
+            clear_own(frames, g, lengths[g] if is_written else 0, out)
 
 
 @helper
 def _log_sums(rows: Any, n: int, num_frames: int) -> float:
     """Of the rows of a sequence, 0 without statistics."""
-    total = 0.0
-    if rows.statistics.size > 0:
+    total, statistics = 0.0, rows.statistics
+    if statistics.size > 0:
         for t in range(num_frames):
-            total += rows.statistics[0, n, t] + math.log(rows.statistics[1, n, t])
+            total += statistics[0, n, t] + math.log(statistics[1, n, t])
     return total
 
 
 @helper
 def _fill(
-    group: Any, given: Any, labels: Any, label_counts: Any, frame_counts: Any, prices: Any, blank: int
-) -> None:
-    """Weights, lanes and lengths of the sequences `given`, of which some fill up the lanes once more.
-
-    One with an illegal label has no labels and no frames.
-    """
-    mantissas, count_arcs = group.mantissas, len(group.prices)
-    least = group.least
-    least[0], least[1], least[2], least[3] = 1.0, prices.least[0], 1.0, prices.least[1]
-    for g in range(len(group.lanes)):
-        n = given[g % len(given)]
-        count = _legal_count(labels[n], label_counts[n], blank, group.frames.rows.num_classes)
-        num_frames = frame_counts[n] if count >= 0 else 0
-        count = max(0, count)
-        group.lanes[g], group.lengths[g] = n, num_frames if g < len(given) else -1
-        for row in range(count_arcs):
-            label, apart = group.labels[row], group.apart[row]
-            there = label <= count and (apart == 0 or labels[n, label - 1] != labels[n, apart - 1])
-            mantissas[row, g] = prices.weights.mantissas[group.prices[row]] if there else 0.0
-        for row in range(count_arcs, len(mantissas)):
-            mantissas[row, g] = 0.0
-        for row in range(len(group.exponents)):
-            price = group.prices[row] if row < count_arcs else 0
-            group.exponents[row, g] = prices.weights.exponents[price] if mantissas[row, g] > 0.0 else ZERO
-        for i in range(len(group.end_prices)):
-            row, price = count_arcs + group.final[count, i], group.end_prices[i]
-            if row >= count_arcs:
-                mantissas[row, g] = prices.weights.mantissas[price]
-                if len(group.exponents) > 0:
-                    group.exponents[row, g] = prices.weights.exponents[price]
-
-
-@helper
-def _fill_columns(
     group: Any,
     given: Any,
     labels: Any,
     label_counts: Any,
+    frame_counts: Any,
     log_prior: Any,
+    prices: Any,
     star_offset: float,
     blank: int,
     delay_penalty: float,
 ) -> None:
-    column_labels = group.column_labels
+    """What the targets of the sequences `given` decide, of which some fill up the lanes once more.
+
+    One with an illegal label has no columns and no frames.
+    """
+    mantissas, exponents, columns, least = group.mantissas, group.exponents, group.columns, group.least
+    column_labels, own, weights = group.column_labels, group.labels, prices.weights
+    num_arcs, num_classes = len(group.prices), group.frames.rows.num_classes
     has_star = len(column_labels) > 1 and column_labels[1] == 0
+    least[0], least[1], least[2], least[3] = 1.0, prices.least[0], 1.0, prices.least[1]
     for k in range(len(column_labels)):
-        group.slope[k] = delay_penalty if k > 0 and column_labels[k] > column_labels[k - 1] else 0.0
+        columns.slope[k] = delay_penalty if k > 0 and column_labels[k] > column_labels[k - 1] else 0.0
     for g in range(len(group.lanes)):
         n = given[g % len(given)]
-        count = max(0, _legal_count(labels[n], label_counts[n], blank, group.frames.rows.num_classes))
-        group.counts[g] = 0
+        target, count, legal = labels[n], label_counts[n], True
+        for k in range(count):
+            legal &= target[k] >= 0 and target[k] < num_classes and target[k] != blank
+        group.lanes[g] = n
+        group.lengths[g] = -1 if g >= len(given) else frame_counts[n] if legal else 0
+        used = 0
         for k in range(len(column_labels)):
-            own = column_labels[k] <= count
-            group.counts[g] += own
-            class_ = labels[n, column_labels[k] - 1] if own and column_labels[k] > 0 else blank
-            group.active[k, g] = class_
-            group.offset[k, g] = log_prior[class_] if len(log_prior) > 0 else 0.0
+            if legal and column_labels[k] <= count:
+                class_ = target[column_labels[k] - 1] if column_labels[k] > 0 else blank
+                columns.active[k, g] = class_
+                columns.offset[k, g] = log_prior[class_] if len(log_prior) > 0 else 0.0
+                used += 1
+        columns.counts[g] = used
         if has_star:
-            group.offset[1, g] = star_offset
+            columns.offset[1, g] = star_offset
+        for row in range(len(mantissas)):
+            value, price = 0.0, 0
+            if row < num_arcs:
+                label, apart, price = own[row], group.apart[row], group.prices[row]
+                if label <= count and (apart == 0 or target[label - 1] != target[apart - 1]):
+                    value = weights.mantissas[price]
+            mantissas[row, g] = value
+            if len(exponents) > 0:
+                exponents[row, g] = weights.exponents[price] if value > 0.0 else ZERO
+        for i in range(len(group.end_prices)):
+            row, price = num_arcs + group.final[count, i], group.end_prices[i]
+            if row >= num_arcs:
+                mantissas[row, g] = weights.mantissas[price]
+                if len(exponents) > 0:
+                    exponents[row, g] = weights.exponents[price]
 
 
 class _Kind(NamedTuple):

@@ -363,32 +363,32 @@ def _prefetch_row(flat: Any, start: int, count: int) -> None:
 @helper
 def copy_own(form: Any, frames: Any, t: int, work: Any) -> None:
     """work.scores[k, g] = the score of column k, -inf beyond a lane's columns and past a sequence's end."""
-    columns, given, rows = frames.columns, frames.rows, work.scores
-    flat, num_columns = given.scores, len(columns.active)
+    columns, given, rows, lengths = frames.columns, frames.rows, work.scores, frames.lengths
+    flat, statistics, stars, num_columns = given.scores, given.statistics, given.stars, len(columns.active)
+    width, masks, num_classes = frames.form, frames.masks, given.num_classes
     for g in range(len(form)):
         count = 0
-        if t < frames.lengths[g]:
+        if t < lengths[g]:
             count = columns.counts[g]
             n = frames.lanes[g]
             start = n * given.sequence_stride + t * given.frame_stride
-            if given.statistics.size > 0:
-                top, total = row_statistics(frames.form, flat, frames.masks, start, given.num_classes)
-                given.statistics[0, n, t] = top
-                given.statistics[1, n, t] = total
+            if statistics.size > 0:
+                statistics[0, n, t], statistics[1, n, t] = row_statistics(
+                    width, flat, masks, start, num_classes
+                )
             elif given.sums.size > 0 and (t + given.phase) % given.every == 0:
-                given.sums[n, t] = row_sum(frames.form, flat, frames.masks, start, given.num_classes)
-            if t + 1 < frames.lengths[g]:
-                _prefetch_row(flat, start + given.frame_stride, given.num_classes)
-            late = (frames.lengths[g] - 1) * 0.5 - t
+                given.sums[n, t] = row_sum(width, flat, masks, start, num_classes)
+            if t + 1 < lengths[g]:
+                _prefetch_row(flat, start + given.frame_stride, num_classes)
+            late = (lengths[g] - 1) * 0.5 - t
             for k in range(count):
                 y = flat[start + columns.active[k, g]]
                 rows[k, g] = y - columns.offset[k, g] + columns.slope[k] * late
-            if given.stars.size > 0:
-                row = n * given.num_classes
-                _sum_of_rows(frames.form, given.units, row, flat, start, given.shifts, 0, given.num_classes)
-                top, total = row_statistics(frames.form, given.units, frames.masks, row, given.num_classes)
-                given.stars[0, n, t] = top
-                given.stars[1, n, t] = total
+            if stars.size > 0:
+                row, units = n * num_classes, given.units
+                _sum_of_rows(width, units, row, flat, start, given.shifts, 0, num_classes)
+                top, total = row_statistics(width, units, masks, row, num_classes)
+                stars[0, n, t], stars[1, n, t] = top, total
                 rows[1, g] = top + np.log(total) - columns.offset[1, g]
         for k in range(count, num_columns):
             rows[k, g] = -np.inf
@@ -398,20 +398,21 @@ def copy_own(form: Any, frames: Any, t: int, work: Any) -> None:
 def add_own(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> None:
     """The gradient of frame t where the factor is not 0: the rows of shares over zeros, or over minus factor x softmax."""
     columns, given = frames.columns, frames.rows
+    statistics, scores, num_classes = given.statistics, given.scores, given.num_classes
     for g in range(len(form)):
         factor = work.factors[0, g]
         if t < frames.lengths[g] and factor != 0.0:
             n = frames.lanes[g]
             start = n * given.sequence_stride + t * given.frame_stride
-            if given.statistics.size > 0:
-                kind, total = given.scores.dtype.type, given.statistics[1, n, t]
-                top, scale = kind(given.statistics[0, n, t]), kind(-factor / total)
-                write_softmax(frames.form, given.scores, start, given.num_classes, top, scale, out)
+            if statistics.size > 0:
+                kind = scores.dtype.type
+                top, scale = kind(statistics[0, n, t]), kind(-factor / statistics[1, n, t])
+                write_softmax(frames.form, scores, start, num_classes, top, scale, out)
             else:
-                write_zeros(frames.form, out, start, given.num_classes)
+                write_zeros(frames.form, out, start, num_classes)
             if t > 0:
-                _prefetch_row(given.scores, start - given.frame_stride, given.num_classes)
-                _prefetch_row(out, start - given.frame_stride, given.num_classes)
+                _prefetch_row(scores, start - given.frame_stride, num_classes)
+                _prefetch_row(out, start - given.frame_stride, num_classes)
             if given.stars.size > 0:
                 _add_star(frames, n, t, start, rows[1, g], out)
                 rows[1, g] = 0.0
@@ -425,12 +426,12 @@ def _add_star(frames: Any, n: int, t: int, start: int, share: float, out: Any) -
     given, total = frames.rows, frames.rows.stars[1, n, t]
     if share == 0.0 or total == 0.0:
         return
-    row, kind = n * given.num_classes, given.units.dtype.type
+    row, units, kind = n * given.num_classes, given.units, given.units.dtype.type
     form, count = frames.form, given.num_classes
-    _sum_of_rows(form, given.units, row, given.scores, start, given.shifts, 0, count)
+    _sum_of_rows(form, units, row, given.scores, start, given.shifts, 0, count)
     top, scale = kind(given.stars[0, n, t]), kind(share / total)
-    write_softmax(form, given.units, row, count, top, scale, given.units)
-    _sum_of_rows(form, out, start, out, start, given.units, row, count)
+    write_softmax(form, units, row, count, top, scale, units)
+    _sum_of_rows(form, out, start, out, start, units, row, count)
 
 
 @helper

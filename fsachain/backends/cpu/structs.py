@@ -104,7 +104,7 @@ def words_of(values: tuple[Any, ...]) -> list[int]:
     words: list[int] = []
     for value in values:
         if isinstance(value, np.ndarray):
-            words += (address_of(value), *value.shape)
+            words += (address_of(value) if value.size else 0, *value.shape)
         else:
             words.append(value)
     return words

@@ -144,29 +144,29 @@ def _lower(lanes: Any, rows: Any, value: Any, t: int, work: Any) -> None:
 @helper
 def _finish(form: Any, table: Any, c: Any, frames: Any, t: int, now: Any, work: Any, record: Any) -> None:
     """Equations (3) and, for the sequences that end here, (4): after `_gather` made the alphas of time t."""
-    num_states = len(table.initial.mantissas)
-    total = read(form, work.row, 0)
+    final, row, lengths, lowest, leaked = table.final, work.row, frames.lengths, record.lowest, record.leaked
+    num_states, num_final = len(table.initial.mantissas), len(final.mantissas)
+    total = read(form, row, 0)
     store(record.scale, t, scale_of(total))
-    if len(table.final.mantissas) > num_states:
+    if num_final > num_states:
         write(form, now, num_states, tidy(multiply(weight(form, c, 0), total)))
-    _lower(lanes_of(form), record.leaked, bound_sum(total, c.mantissas[0] * table.init_everywhere), t, work)
+    _lower(lanes_of(form), leaked, bound_sum(total, c.mantissas[0] * table.init_everywhere), t, work)
     ends = False
-    for g in range(len(frames.lengths)):
-        ends |= frames.lengths[g] == t
+    for g in range(len(lengths)):
+        ends |= lengths[g] == t
     if ends:
         z = zero(form, now)
-        for i in range(len(table.final.mantissas)):
-            z = multiply_add(weight(form, table.final, i), read(form, now, i), z)
+        for i in range(num_final):
+            z = multiply_add(weight(form, final, i), read(form, now, i), z)
         significand, n = parts_of(tidy(z))
-        store(work.row, 0, significand)
-        store(work.row, 1, mean_of(z))
+        store(row, 0, significand)
+        store(row, 1, mean_of(z))
         store(work.exponents, 0, n)
-        for g in range(len(frames.lengths)):
-            if frames.lengths[g] == t:
-                record.z[g], record.z_scale[g] = work.row[0, g], work.exponents[0, g]
-                record.mean[g] = work.row[1, g]
-                record.lowest[0, g] = min(record.lowest[0, g], work.row[2, g] * table.least[3])
-                record.leaked[0, g] = min(record.leaked[0, g], work.row[0, g])
+        for g in range(len(lengths)):
+            if lengths[g] == t:
+                record.z[g], record.z_scale[g], record.mean[g] = row[0, g], work.exponents[0, g], row[1, g]
+                lowest[0, g] = min(lowest[0, g], row[2, g] * table.least[3])
+                leaked[0, g] = min(leaked[0, g], row[0, g])
     add_leak(form, table, now)
 
 
@@ -175,15 +175,15 @@ def forward(
     form: Any, table: Any, c: Any, frames: Any, first: int, last: int, work: Any, record: Any
 ) -> None:
     """Equations (1)-(4) for frames first to last - 1; history row 0 holds the alphas of time `first`, unless that is 0."""
-    lanes, history, probs = lanes_of(form), work.history, work.probs
+    lanes, history, probs, scale = lanes_of(form), work.history, work.probs, record.scale
     for g in range(len(frames.lengths)):
         work.frames[0, g] = frames.lengths[g]
     if first == 0:
-        record.lowest[:] = (
-            table.least[0] if c.mantissas[0] == 0 else min(table.least[0], c.mantissas[0] * table.least[2])
-        )
-        record.leaked[:] = 1.0
-        record.extent[:] = 0.0
+        least, leak = table.least, c.mantissas[0]
+        nothing = fill(load(lanes, record.extent, 0), 0.0)
+        store(record.lowest, 0, fill(nothing, least[0] if leak == 0 else min(least[0], leak * least[2])))
+        store(record.leaked, 0, fill(nothing, 1.0))
+        store(record.extent, 0, nothing)
         _begin(form, table, history[0], work.row)
         _finish(form, table, c, frames, first, history[0], work, record)
     for t in range(first, last):
@@ -191,7 +191,7 @@ def forward(
         _bound(form, table, t, work, record)
         store(record.shift, t, shift_of(form, load(lanes, work.extremes, 0)))
         p = probs[(t - first) % len(probs)]
-        make_probabilities(form, table.arcs, frames.columns, record.scale[t : t + 1], work, p)
+        make_probabilities(form, table.arcs, frames.columns, scale[t : t + 1], work, p)
         before, now = history[(t - first) % len(history)], history[(t + 1 - first) % len(history)]
         _gather(form, table.arcs, before, p, now, work.row)
         _finish(form, table, c, frames, t + 1, now, work, record)
@@ -208,12 +208,12 @@ def keep_beta(form: Any, c: Any, total: Any, leaked: Any, work: Any) -> None:
 @helper
 def end_betas(form: Any, table: Any, c: Any, frames: Any, t: int, beta: Any, work: Any) -> None:
     """Equation (5) at the end of the sequences of t frames: their betas become the final weights."""
-    ends = False
-    for g in range(len(frames.lengths)):
-        work.extremes[0, g] = frames.lengths[g] == t
-        ends |= frames.lengths[g] == t
+    ends, lengths, extremes = False, frames.lengths, work.extremes
+    for g in range(len(lengths)):
+        extremes[0, g] = lengths[g] == t
+        ends |= lengths[g] == t
     if ends:
-        mask = load(lanes_of(form), work.extremes, 0)
+        mask = load(lanes_of(form), extremes, 0)
         total, leaked = zero(form, beta), zero(form, beta)
         for i in range(len(table.init.mantissas)):
             x = where_lane(weight(form, table.final, i), mask, read(form, beta, i))
@@ -230,10 +230,11 @@ def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, 
     out[n, t, p] += factor x occupancy, each frame divided by its sum (12), with the factors [1, W] in `work`. The betas of
     time `last` stand in `work`, all zero if no frame follows.
     """
+    beta, history = work.beta, work.history
     for t in range(last - 1, first - 1, -1):
-        after, now = work.beta[(t + 1) % 2], work.beta[t % 2]
+        after, now = beta[(t + 1) % 2], beta[t % 2]
         row = t - first
-        alphas = work.history[max(row - 1, 0)], work.history[row], work.history[row + 1]
+        alphas = history[max(row - 1, 0)], history[row], history[row + 1]
         end_betas(form, table, c, frames, t + 1, after, work)
         _begin_betas(form, table, frames, t, work)
         occupied, total, leaked = _spread(form, table, alphas, after, work.probs[t - first], now, work)
