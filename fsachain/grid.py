@@ -133,18 +133,16 @@ def usable_extent(arc: Ints, box: Ints, size: Ints) -> tuple[int, int]:
 
 def row_boxes(rows: Rows) -> Ints:
     """Boxes for scores [K, cells] that are made from rows."""
-    boxes = np.empty((len(rows.sequences), len(rows.classes), 5), np.int64)
-    cells = num_cells(rows)
-    boxes[:, :, 0] = rows.sequences[:, 6, None] + cells * np.arange(len(rows.classes))
-    boxes[:, :, 1] = rows.sequences[:, 7, None]
-    boxes[:, :, 2] = 1
-    boxes[:, :, 3] = rows.sequences[:, 2, None]
-    boxes[:, :, 4] = rows.sequences[:, 7, None]
-    return boxes
+    cells, kinds = num_cells(rows), range(len(rows.classes))
+    boxes = [
+        [(first + k * cells, labels, 1, frames, labels) for k in kinds]
+        for _, _, frames, _, _, _, first, labels in rows.sequences.tolist()
+    ]
+    return np.array(boxes, np.int64)
 
 
 def num_cells(rows: Rows) -> int:
-    return int((rows.sequences[:, 2] * rows.sequences[:, 7]).sum())
+    return sum(row[2] * row[7] for row in rows.sequences.tolist())
 
 
 def num_softmaxes(rows: Rows) -> int:

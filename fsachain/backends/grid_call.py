@@ -134,7 +134,7 @@ def _nothing(rows: Rows) -> Any:
 def _host_rows(logits: Any) -> Any:
     """Logits as an array [R, V] of float32 or float64, without a copy where they are that and contiguous."""
     wide = logits.detach() if logits.element_size() >= 4 else logits.detach().float()
-    return wide.contiguous().view(-1, logits.shape[-1]).numpy()
+    return wide.contiguous().numpy().reshape(-1, logits.shape[-1])
 
 
 class DeviceGrid:

@@ -23,17 +23,18 @@ _NO_RANGES = torch.zeros(0, 0, 0, dtype=torch.int64, device="cpu")
 
 
 class Given(NamedTuple):
-    """What the operators take beside the logits, as int64 tensors on the host.
+    """What the operators take beside the logits, tensors as int64 on the host.
 
     targets [N, U]; sizes [N, 4]: first frame and label, last frame T_n and label U_n; ranges: [N, T, R] of pruned logits,
-    [0, 0, 0] otherwise; classes [2, K]: of the kinds of arcs, -1 for targets, and their durations, see `grid.Rows`.
+    [0, 0, 0] otherwise; classes, durations [K]: of the kinds of arcs, see `grid.Rows`.
     Targets and ranges that were on the device of the logits stay there: no host waits for them.
     """
 
     targets: Tensor
     sizes: Tensor
     ranges: Tensor
-    classes: Tensor
+    classes: list[int]
+    durations: list[int]
 
 
 def check_logits(logits: Any, name: str, dimensions: tuple[int, ...]) -> None:
@@ -44,7 +45,7 @@ def check_logits(logits: Any, name: str, dimensions: tuple[int, ...]) -> None:
     if logits.ndim not in dimensions:
         wanted = " or ".join(str(count) for count in dimensions)
         raise ShapeError(f"{name} has shape {list(logits.shape)}; expected {wanted} dimensions")
-    if logits.device.type not in ("cpu", "cuda"):
+    if not (logits.is_cpu or logits.is_cuda):
         raise BackendUnavailable(f"{name} is on {logits.device}; expected a CPU or CUDA tensor")
 
 
@@ -54,9 +55,8 @@ def check_beside(tensor: Tensor, name: str, other: Tensor, other_name: str) -> N
 
 
 def integers(values: Any, name: str, device: torch.device) -> Tensor:
-    """Lists, arrays and tensors of integers as an int64 tensor on the host, which waits for those of a device."""
-    tensor = integers_there(values, name, device)
-    return tensor if tensor.is_cpu else tensor.to("cpu")
+    """Lists, arrays and tensors of integers as an int64 tensor on the host, which waits for those of a device; a copy."""
+    return _own(_integers(values, name, device)).cpu()
 
 
 def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
@@ -64,8 +64,17 @@ def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
 
     Those on the host are copied: backward does not check again what the caller may have written over.
     """
+    return _own(_integers(values, name, device))
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_cpu else tensor
+
+
+def _integers(values: Any, name: str, device: torch.device) -> Tensor:
+    """The caller's own tensor, if it is of int64."""
     if isinstance(values, Tensor) and values.is_cpu and values.dtype == torch.int64:
-        return values.clone()
+        return values
     tensor = as_tensor(values, name=name)
     if tensor.device.type != "cpu" and tensor.device != device:
         raise ShapeError(f"{name} is on {tensor.device}; expected {device}, as the logits, or the host")
@@ -73,7 +82,7 @@ def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
     is_typed = tensor.numel() > 0 or isinstance(values, Tensor | np.ndarray)
     if is_typed and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
         raise ShapeError(f"{name} has dtype {tensor.dtype}; expected integers")
-    return tensor.to(torch.int64, copy=tensor.is_cpu)
+    return tensor.to(torch.int64)
 
 
 def class_index(value: int, width: int, name: str) -> int:
@@ -130,8 +139,8 @@ def check_topology(rnnt_type: str) -> None:
 
 def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any, classes: list[int]) -> Given:
     """Padded or packed logits; values are checked by `make_rows`."""
-    frames = integers(logit_lengths, "logit_lengths", logits.device)
-    labels = integers(target_lengths, "target_lengths", logits.device)
+    frames = _integers(logit_lengths, "logit_lengths", logits.device).cpu()
+    labels = _integers(target_lengths, "target_lengths", logits.device).cpu()
     if frames.ndim != 1 or labels.shape != frames.shape:
         raise ShapeError(
             f"logit_lengths and target_lengths have shapes {list(frames.shape)} and {list(labels.shape)}; "
@@ -142,7 +151,8 @@ def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any,
         integers_there(targets, "targets", logits.device),
         torch.stack([none, none, frames, labels], dim=1),
         _NO_RANGES,
-        as_tensor([classes, [-1] * len(classes)]),
+        classes,
+        [-1] * len(classes),
     )
 
 
@@ -179,7 +189,7 @@ def place_rows(
     if ranges.numel() and not ranges.is_cpu:
         placed_first, illegal = _usable_ranges(ranges, shape, targets.shape[1])
     charges = np.array([delays, [sigma] * len(delays)])
-    classes, durations = np.ascontiguousarray(call.classes.numpy())
+    classes, durations = np.array([call.classes, call.durations])
     rows = Rows(sequences, first, on_host, classes, charges, np.array(heads), durations)
     return Placed(rows, placed_targets, placed_first, illegal)
 
@@ -221,7 +231,8 @@ def _check_targets(call: Given, heads: list[int]) -> None:
     if not call.targets.is_cpu:
         return
     (labels, alone), values = heads, call.targets.numpy()
-    if alone < 0 and (not values.size or 0 <= values.min() <= values.max() < labels):  # padding, too
+    every = values.reshape(-1).tolist() if alone < 0 else [-1]
+    if not every or 0 <= min(every) <= max(every) < labels:  # padding, too
         return
     wrong = (values < 0) | (values >= labels) | (values == alone)
     wrong &= np.arange(values.shape[1]) < call.sizes.numpy()[:, 3:4]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import operator
 import typing
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -102,13 +103,13 @@ class Operator:
         parameters = [inspect.Parameter(name, kind, annotation=type_) for name, type_ in types.items()]
         returned = tuple[(Tensor,) * len(self._fields)] if self._fields else self._result  # type: ignore[misc]
         body.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
-        operator = torch.library.custom_op(f"fsachain::{name}", body, mutates_args=mutates)
-        operator.register_fake(made)
+        custom = torch.library.custom_op(f"fsachain::{name}", body, mutates_args=mutates)
+        custom.register_fake(made)
         if self._gradient is not None:
-            operator.register_autograd(self.backward, setup_context=self.save)
+            custom.register_autograd(self.backward, setup_context=self.save)
         elif not mutates:
-            operator.register_autograd(refuse_second_derivative)
-        return operator
+            custom.register_autograd(refuse_second_derivative)
+        return custom
 
     def __call__(self, *given: Any) -> Any:
         inputs = given[0] if self._takes_tuple else given
@@ -166,12 +167,12 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: tuple[Operator, tuple[Any, ...], list[Tensor]], *_: Tensor) -> Tensor:
-        operator, inputs, rest = call
-        found = operator.kernel(inputs)
+        owner, inputs, rest = call
+        found = owner.kernel(inputs)
         results = found if isinstance(found, tuple) else (found,)
-        operator.keep(ctx, inputs, results)
-        ctx.operator = operator
-        ctx.wanted = [operator._names[i] for i in operator._tensors if inputs[i].requires_grad]
+        owner.keep(ctx, inputs, results)
+        ctx.owner = owner
+        ctx.wanted = [owner._names[i] for i in owner._tensors if inputs[i].requires_grad]
         rest += results[1:]
         first: Tensor = results[0]
         return first
@@ -179,7 +180,7 @@ class _Node(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, factor: Tensor | None) -> tuple[Tensor | None, ...]:
         is_last = not (_may_come_again() or torch.is_grad_enabled() or is_watched())
-        found = ctx.operator.gradients(ctx, factor, is_last)
+        found = ctx.owner.gradients(ctx, factor, is_last)
         return None, *[found.get(name) for name in ctx.wanted]
 
 
@@ -254,6 +255,17 @@ def as_tensor(values: Any, dtype: torch.dtype | None = None, name: str = "values
         return torch.as_tensor(values, dtype=dtype, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(f"{name} is no tensor of numbers ({error})") from error
+
+
+def loss_of(
+    losses: list[float], shares: list[float], reduction: str, zero_infinity: bool, dtype: torch.dtype
+) -> Tensor:
+    """Losses on the host, or for another reduction than "none" their sum, weighted with the shares; infinite ones as 0."""
+    if zero_infinity:
+        losses = [0.0 if loss == math.inf else loss for loss in losses]
+    if reduction == "none":
+        return as_tensor(losses, dtype)
+    return torch.scalar_tensor(sum(map(operator.mul, losses, shares)), dtype=dtype, device="cpu")
 
 
 def wants_gradient(tensor: Tensor) -> bool:

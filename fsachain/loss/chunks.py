@@ -185,8 +185,8 @@ def _chunk_rows(setting: Setting, shape: list[int], first: int) -> Placed:
     """Rows of the logits of frames `first` and on; cells are dense, [N, frames, U + 1]."""
     sizes = setting.call.sizes.clone()
     sizes[:, 2] = (sizes[:, 2] - first).clamp(0, shape[1])
-    classes = setting.call.classes.clone()
-    classes[0, 0] = arguments.class_index(int(classes[0, 0]), shape[3], "blank")
+    blank, *others = setting.call.classes
+    classes = [arguments.class_index(blank, shape[3], "blank"), *others]
     call = setting.call._replace(sizes=sizes, classes=classes)
     return arguments.make_rows(shape, call, [shape[3], -1], [0.0, 0.0], 0.0)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import operator
 import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, cast
@@ -28,6 +27,7 @@ from fsachain.graph.forgive import NOTHING, Forgiveness, Star, check_forgiveness
 from fsachain.loss.autograd import (
     Operator,
     as_tensor,
+    loss_of,
     new_buffer,
     scale_gradient,
     scale_rows,
@@ -139,19 +139,12 @@ def _ctc(call: CtcCall) -> CtcLosses:
         if checks.every > 1:  # of all rows the worst is named
             module.log_probs(problem, rows, statistics, sums, Checks(), out[:0], *rest)
         _refuse_sums(sums, scores, call.unnormalized, call.names)
-    # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
-    rounding = 8.0 * torch.finfo(scores.dtype).eps if problem.is_probability else 0.0
-    losses = [
-        0.0 - z if not 0.0 < z <= rounding * (frames + 1) else 0.0  # -z would be -0 for a probability of one
-        for z, frames in zip(log_z, problem.frame_counts.tolist(), strict=True)
-    ]
-    if call.zero_infinity:
-        losses = [0.0 if loss == math.inf else loss for loss in losses]
-    if call.reduction == "none":
-        loss = as_tensor(losses, _wide(scores))
-    else:
-        total = sum(map(operator.mul, losses, shares))
-        loss = torch.scalar_tensor(total, dtype=_wide(scores), device="cpu")
+    losses = [0.0 - z for z in log_z]  # -z would be -0 for a probability of one
+    if problem.is_probability and any(loss < 0.0 for loss in losses):
+        # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
+        rounding = (8.0 * torch.finfo(scores.dtype).eps * (problem.frame_counts + 1)).tolist()
+        losses = [0.0 if -most <= loss < 0.0 else loss for loss, most in zip(losses, rounding, strict=True)]
+    loss = loss_of(losses, shares, call.reduction, call.zero_infinity, _wide(scores))
     derivative = torch.from_numpy(gradient)
     if call.with_gradient and _is_batch_first(scores):
         derivative = derivative.transpose(0, 1)

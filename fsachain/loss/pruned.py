@@ -29,7 +29,7 @@ from fsachain.loss.arguments import (
     class_index,
     integers_there,
 )
-from fsachain.loss.autograd import Operator, as_tensor
+from fsachain.loss.autograd import Operator
 from fsachain.loss.grid import check_arcs, check_boundary, mutual_information_recursion
 from fsachain.loss.rnnt import rnnt, rnnt_call
 
@@ -463,7 +463,8 @@ def rnnt_loss_pruned(
         check_symbols(targets, spans, (size, targets.shape[1]), width),
         spans[:, [1, 0, 3, 2]],
         arguments.integers_there(ranges, "ranges", logits.device),
-        as_tensor([[blank, -1], [-1, -1]]),
+        [blank, -1],
+        [-1, -1],
     )
     delay = arguments.check_finite("delay_penalty", delay_penalty)
     call = rnnt_call(

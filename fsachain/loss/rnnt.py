@@ -22,7 +22,7 @@ from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
 from fsachain.loss import arguments
 from fsachain.loss.arguments import Given, make_rows, place_rows
-from fsachain.loss.autograd import Operator, as_tensor, wants_gradient
+from fsachain.loss.autograd import Operator, as_tensor, loss_of, wants_gradient
 from fsachain.loss.grid import grid, score_batch
 
 # `rnnt` computes losses and keeps occupancies of arcs, which are small; its backward makes the gradient from them, in one
@@ -33,13 +33,12 @@ _ARCS = {arcs: as_tensor(arcs) for arcs in TOPOLOGIES.values()}
 
 
 def grid_batch(rows: Rows, sizes: Tensor, arcs: Tensor) -> GridBatch:
-    spans = sizes.numpy().copy()
-    spans[:, 2:] -= spans[:, :2]
+    spans = np.array([(t, u, last - t, labels - u) for t, u, last, labels in sizes.tolist()])
     return GridBatch(np.ascontiguousarray(arcs.numpy()), spans, row_boxes(rows))
 
 
 class RnntCall(NamedTuple):
-    """Arguments of the operator; targets, sizes, ranges, classes: see `arguments.Given`.
+    """Arguments of the operator; the five after the logits: see `arguments.Given`.
 
     arcs [K, 3]: a `grid.GridArc` for each class. heads: the softmaxes of a row, see `grid.Rows`. delays, sigma: of (24);
     fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs; forgive: empty, or
@@ -51,7 +50,8 @@ class RnntCall(NamedTuple):
     targets: Tensor
     sizes: Tensor
     ranges: Tensor
-    classes: Tensor
+    classes: list[int]
+    durations: list[int]
     arcs: Tensor
     heads: list[int]
     delays: list[float]
@@ -84,7 +84,7 @@ class RnntLosses(NamedTuple):
 def arc_scores(call: RnntCall) -> tuple[Grid, Placed, Tensor, Tensor]:
     """The grid and where its rows lie; scores (24) [K, cells], with (26) if it holds, and the softmaxes' stats."""
     ours, logits = dispatch.grid(call.logits, call.backend), call.logits.detach()
-    placed = make_rows(list(logits.shape), Given(*call[1:5]), call.heads, call.delays, call.sigma)
+    placed = make_rows(list(logits.shape), Given(*call[1:6]), call.heads, call.delays, call.sigma)
     values, stats = (ours.plain_scores if call.is_normalized else ours.softmax_scores)(placed, logits)
     if call.is_constrained:
         ours.constrain(placed, values)
@@ -100,9 +100,7 @@ def _rnnt(call: RnntCall) -> RnntLosses:
         values = _forgiven(plain, _is_nothing(stats, call.logits), *forgive)
     batch, sequences = grid_batch(placed.rows, call.sizes, arcs), torch.from_numpy(placed.rows.sequences)
     if not call.with_gradient:
-        loss = arguments.reduce_losses(
-            ours.log_probs(batch, values.view(-1)), call.reduction, call.zero_infinity
-        )
+        loss = _reduced(call, ours.log_probs(batch, values.view(-1)))
         return RnntLosses(loss, stats.new_empty(len(stats), 0), values.new_empty(len(values), 0), sequences)
     after = values.clone() if forgive else values
     log_prob = ours.forward_backward(batch, values.view(-1))
@@ -113,8 +111,16 @@ def _rnnt(call: RnntCall) -> RnntLosses:
             values[k] *= 1.0 + call.fastemit
     if call.is_constrained:
         ours.release(placed, values)
-    loss = arguments.reduce_losses(log_prob, call.reduction, call.zero_infinity)
-    return RnntLosses(loss, stats, values, sequences)
+    return RnntLosses(_reduced(call, log_prob), stats, values, sequences)
+
+
+def _reduced(call: RnntCall, log_prob: Tensor) -> Tensor:
+    """`arguments.reduce_losses`; those of the host without operations on so few numbers."""
+    if not log_prob.is_cpu:
+        return arguments.reduce_losses(log_prob, call.reduction, call.zero_infinity)
+    losses = [0.0 - z for z in log_prob.tolist()]
+    shares = [arguments.share_of(call.reduction, len(losses))] * len(losses)
+    return loss_of(losses, shares, call.reduction, call.zero_infinity, torch.float64)
 
 
 def _is_nothing(stats: Tensor, logits: Tensor) -> Tensor:
@@ -162,7 +168,7 @@ def _fake_rnnt(call: RnntCall) -> RnntLosses:
         logits.new_empty(
             0 if call.is_normalized else 2 * num_softmaxes, rows if with_gradient else 0, dtype=real
         ),
-        logits.new_empty(call.classes.shape[1], cells if with_gradient else 0, dtype=torch.float64),
+        logits.new_empty(len(call.classes), cells if with_gradient else 0, dtype=torch.float64),
         call.sizes.new_empty(size, 8),
     )
 
@@ -177,7 +183,8 @@ class GradientCall(NamedTuple):
     targets: Tensor
     sizes: Tensor
     ranges: Tensor
-    classes: Tensor
+    classes: list[int]
+    durations: list[int]
     heads: list[int]
     clamp: float
     backend: str
@@ -185,8 +192,8 @@ class GradientCall(NamedTuple):
 
     def of_grid(self) -> tuple[Any, ...]:
         """Arguments of a grid's `gradient`."""
-        delays = [0.0] * self.classes.shape[1]
-        sequences, given = self.sequences.numpy(), Given(*self[4:8])
+        delays = [0.0] * len(self.classes)
+        sequences, given = self.sequences.numpy(), Given(*self[4:9])
         placed = place_rows(list(self.logits.shape), given, sequences, self.heads, delays, 0.0)
         return placed, self.logits.detach(), self.stats, self.occupancy, self.factors.double(), self.clamp
 
@@ -212,9 +219,9 @@ rnnt_gradient_inplace = Operator(_rnnt_gradient_inplace, lambda _: None, mutates
 def _rnnt_backward(
     factor: Tensor, inplace: bool, reduction: str, sizes: Tensor, **kept: Any
 ) -> dict[str, Tensor | None]:
-    factors = factor
+    share, factors = arguments.share_of(reduction, sizes.shape[0]), factor
     if reduction != "none":
-        factors = (factor * arguments.share_of(reduction, sizes.shape[0])).expand(sizes.shape[0])
+        factors = (factor * share if share != 1.0 else factor).expand(sizes.shape[0])
     call = GradientCall(**kept, sizes=sizes, factors=factors)
     if not inplace:
         return {"logits": rnnt_gradient(call)}

@@ -15,7 +15,6 @@ from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ConfigError
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import arguments
-from fsachain.loss.autograd import as_tensor
 from fsachain.loss.rnnt import RnntCall, TransducerLattice, lattice_of, rnnt, rnnt_call
 
 _Given = tuple[Tensor, Any, Any, Any]  # logits, targets and the lengths of both
@@ -116,8 +115,7 @@ def _tdt(
     kinds = [(GridArc(frames, 0, 0), blank, entry) for entry, frames in times if frames > 0]
     kinds += [(GridArc(frames, 1, 1), -1, entry) for entry, frames in times]
     arcs, classes, entries = zip(*kinds, strict=True)
-    given = arguments.given(*call, list(classes))
-    given = given._replace(classes=as_tensor([classes, entries]))
+    given = arguments.given(*call, list(classes))._replace(durations=list(entries))
     options = {"heads": [width, -1], "sigma": arguments.check_finite("sigma", sigma), "backend": backend}
     return _Variant(rnnt_call(logits, given, arcs, **options), arcs)
 
