@@ -152,6 +152,8 @@ def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inpu
     assert Experiment.read(second / "config.yaml").phone_lm.ngram_order == 2
     assert (second / "report.html").is_file() and not (second / "lang").exists()
     assert_one_line(fsachain("run", exp, "--first", exp), "is EXP itself")
+    alone = fsachain("run", exp.with_name("third"), *inputs, *mean)
+    assert_one_line(alone, "decoding.first_pass_share = 0.5 without --first")
 
 
 def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp, inputs, recorded):

@@ -404,7 +404,7 @@ class DecodingConfig:
         frame_shift (input frames): network outputs are the mean over features delayed and advanced by up to this many
             frames, that is 2 n + 1 passes of the network; for one trained with `augment.frame_shift`.
         first_pass_share (share): in `fsachain run --first` network outputs are the mean of both passes', the first's with
-            this weight; elsewhere the first pass is not at hand, and the option has no effect.
+            this weight; without --first it must be 0. Other commands do without the first pass.
         search: beams of the decoder.
     """
 

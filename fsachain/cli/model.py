@@ -50,8 +50,8 @@ class AcousticModel:
 
     `experiment` is the configuration of its training, `cmvn` the normalisation of the training set; statistics of scope
     "speaker" are taken from each data set. `lang` are the words, phones and pdfs it was trained with; None in files of
-    earlier versions. `path` is where it was read. `others` are networks with their weights in the mean that `outputs` takes,
-    see `mean_with`; they are not saved.
+    earlier versions. `path` is where it was read. `other` is another network with its weight in the mean that `outputs`
+    takes, see `mean_with`; it is not saved.
     """
 
     experiment: Experiment
@@ -59,7 +59,7 @@ class AcousticModel:
     cmvn: Cmvn
     lang: Lang | None = None
     path: Path | None = None
-    others: tuple[tuple[Network, float], ...] = ()
+    other: tuple[Network, float] | None = None
 
     @property
     def kind(self) -> str:
@@ -135,7 +135,7 @@ class AcousticModel:
                     f"decoding.first_pass_share: expected models of the same {what}, {self.path} has {own}, "
                     f"{other.path} has {its}"
                 )
-        return replace(self, others=(*self.others, (other.network, share)))
+        return replace(self, other=(other.network, share))
 
     def outputs(
         self,
@@ -145,7 +145,7 @@ class AcousticModel:
     ) -> dict[str, NDArray[np.float32]]:
         """Network outputs [T', P] by utterance id; an utterance without frames has none.
 
-        They are the mean over features delayed by -`frame_shift` to `frame_shift` frames, and with `others`. `progress` is
+        They are the mean over features delayed by -`frame_shift` to `frame_shift` frames, and with `other`. `progress` is
         called with (utterances done, utterances in all).
         """
         found: dict[str, NDArray[np.float32]] = {}
@@ -160,7 +160,8 @@ class AcousticModel:
                         [replace(one, features=shift_frames(one.features, shift)) for one in batch]
                     )
                     nnet_output, lengths, _ = self.network(moved.features, moved.lengths)
-                    for network, share in self.others:
+                    if self.other is not None:
+                        network, share = self.other
                         its = network(moved.features, moved.lengths).nnet_output
                         nnet_output = torch.lerp(nnet_output, its, share)
                     passes.append(nnet_output)

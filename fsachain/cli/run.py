@@ -503,6 +503,11 @@ def run(
         raise ConfigError(
             f"--first {first}: holds no training that is done; expected the folder of a first pass"
         )
+    share = experiment.decoding.first_pass_share
+    if first is None and share:
+        raise ConfigError(
+            f"decoding.first_pass_share = {share} without --first; expected the first pass's folder, or 0"
+        )
     kept = {**(_kept(first) if first else {}).get("inputs", {}), **_kept(exp).get("inputs", {})}
     inputs = {name: given.get(name) or Path(kept[name]) for name in INPUTS if given.get(name) or name in kept}
     for name in (*SPLITS, "lexicon"):
