@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fsachain import ContextTree, Lexicon, Topology
 from fsachain.decode.decoder import Decoder, DecoderConfig
-from fsachain.decode.rescore import Rescorer, best_word_sequences
+from fsachain.decode.rescore import Rescorer, RescoringConfig, best_word_sequences, sums_over_paths
+from fsachain.errors import ConfigError
 from fsachain.graph.decoding import Weights, build_decoding_graph
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
 from tests import tolerances
@@ -166,3 +167,70 @@ def test_rescoring_all_sequences_finds_what_a_search_with_the_second_model_finds
         direct = {name: decoder.decode(scores).words for name, scores in outputs.items()}
         assert rescorer.best(lm_weight, penalty) == direct
         assert len(set(direct.values())) > 1
+
+
+def every_way_to_say(words, lexicon, tree, frames):
+    """Log-probability and pdf of each frame, of all silences and all durations."""
+    spelt = [lexicon.pronunciations_of(word)[0][0] for word in words]
+    silence = lexicon.silence_phone
+    for silent in itertools.product((False, True), repeat=len(words) + 1):
+        phones = [silence] * silent[0]
+        for word, then in zip(spelt, silent[1:], strict=True):
+            phones += [*word, *[silence] * then]
+        for cuts in itertools.combinations(range(1, frames), len(phones) - 1) if phones else ():
+            frames_of = np.diff((0, *cuts, frames))
+            pdfs = [
+                tree.hmm_pdfs(phone)[0][place > 0]
+                for phone, n in zip(phones, frames_of, strict=True)
+                for place in range(n)
+            ]
+            yield len(silent) * math.log(0.5), pdfs
+
+
+@pytest.mark.parametrize("topology", [Topology.chain(), Topology.chain_one_pdf()])
+def test_sums_over_paths_take_all_durations_and_silences(lexicon, topology):
+    tree = ContextTree.monophone(lexicon.phones, topology)
+    sequences = [(), ("ba",), ("ba", "da"), ("bad", "ba"), ("bad", "bad", "ba")]
+    scores = scores_of(tree, 6, 1)
+    found = sums_over_paths(sequences, scores, lexicon, tree)
+    for words, total in zip(sequences, found, strict=True):
+        paths = [
+            log_prob + sum(float(scores[t, pdf]) for t, pdf in enumerate(pdfs))
+            for log_prob, pdfs in every_way_to_say(words, lexicon, tree, 6)
+        ]
+        expected = np.logaddexp.reduce(paths) if paths else -math.inf
+        assert total == pytest.approx(expected, abs=tolerances.FEW_FLOAT32_TERMS)
+    assert found[-1] == -math.inf, "eight letters do not fit into six frames"
+
+
+def test_without_a_silence_no_words_are_impossible(lexicon, tree):
+    silent = Lexicon(lexicon.words, lexicon.phones, lexicon.pronunciations, None)
+    assert sums_over_paths([()], scores_of(tree, 4, 1), silent, tree).tolist() == [-math.inf]
+    assert sums_over_paths([], scores_of(tree, 4, 1), silent, tree).tolist() == []
+
+
+def test_sums_over_paths_choose_what_most_paths_say(lexicon, tree, trigram):
+    """Not always what the best path says; a sequence that does not fit is never chosen."""
+    seeds, changed = range(40), 0
+    rescorer, outputs = make_rescorer(lexicon, tree, trigram, trigram, seeds)
+    lists = {name: rescorer._lists[name] for name in outputs}
+    sums = {
+        name: sums_over_paths([one.words for one in lists[name]], scores, lexicon, tree)
+        for name, scores in outputs.items()
+    }
+    language = NgramScores(trigram)
+    by_sums = Rescorer(lists, lexicon, language, Weights(0.8, 0.3), language, sums).best(0.7, 0.2)
+    for name, sequences in lists.items():
+        ids = [[lexicon.word_id(word) for word in one.words] for one in sequences]
+        totals = [
+            total + 0.7 * language.log_prob(its) - 0.2 * len(its)
+            for total, its in zip(sums[name], ids, strict=True)
+        ]
+        assert by_sums[name] == sequences[int(np.argmax(totals))].words
+        changed += by_sums[name] != rescorer.best(0.7, 0.2)[name]
+    assert changed
+
+
+def test_a_speed_that_no_copy_may_have_is_refused():
+    with pytest.raises(ConfigError, match=r"speed is 3\.0; expected 0\.5 to 2"):
+        RescoringConfig(speeds=(1.0, 3.0))

@@ -76,14 +76,19 @@ def test_changed_options_and_data_are_noticed(fsachain, exp, inputs, recorded):
     assert stages_of(fsachain("run", exp, "--to", "graphs").out) == ["lang", "features", "graphs"]
 
 
-def test_a_word_network_of_the_training_text_rescores(fsachain, exp, inputs):
+def test_a_word_network_of_the_training_text_and_sums_over_paths_rescore(fsachain, exp, inputs):
     fsachain.ok("run", exp, *inputs, "--to", "decode")
-    network = ("--set", "rescoring.network_epochs=2", "--set", "decoding.ngram_order=2")
+    network = ("--set", "rescoring.network_epochs=2", "--set", "rescoring.speeds=[0.9, 1.0]")
+    network += ("--set", "decoding.ngram_order=2")
     assert stages_of(fsachain.ok("run", exp, *network).out) == ["decode", "rescore", "align", "report"]
     assert (exp / "decode" / "dev" / "lattices.ark").is_file() and (exp / "rescore" / "wer.json").is_file()
     assert "rescored " in (exp / "report.txt").read_text()
     spelt = fsachain("run", exp, *network, "--set", "decoding.open_vocabulary=true", "--to", "rescore")
     assert_one_line(spelt, "rescoring.network_epochs: expected 0")
+    options = ("--set", "decoding.open_vocabulary=true", "--set", "rescoring.network_epochs=0")
+    assert_one_line(
+        fsachain("run", exp, *options, "--to", "rescore"), "rescoring.speeds = [0.9, 1]: expected []"
+    )
 
 
 def test_options_that_a_training_refuses_are_forgotten(fsachain, exp, inputs):

@@ -32,6 +32,7 @@ from fsachain.cli.options import (
     track,
 )
 from fsachain.cli.resources import Resources, with_resources
+from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault
 from fsachain.decode.ctm import CtmEntry, write_ctm
@@ -39,7 +40,13 @@ from fsachain.decode.decoder import decode as decode_outputs
 from fsachain.decode.decoder import lattices as search_lattices
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
-from fsachain.decode.rescore import NetworkScores, Rescorer, WordSequence, best_word_sequences
+from fsachain.decode.rescore import (
+    NetworkScores,
+    Rescorer,
+    WordSequence,
+    best_word_sequences,
+    sums_over_paths,
+)
 from fsachain.decode.suspicious import doubts
 from fsachain.decode.suspicious import mend as mend_outputs
 from fsachain.decode.transcribe import timed_words
@@ -156,17 +163,24 @@ class DecodingGraphs:
 
 
 def network_outputs(
-    model: AcousticModel, data: DataDir, resources: Resources, frame_shift: int | None = None
+    model: AcousticModel,
+    data: DataDir,
+    resources: Resources,
+    frame_shift: int | None = None,
+    speed: float = 1.0,
 ) -> tuple[DataDir, Outputs]:
     """The utterances that can be used, and network outputs [T', P] by id, with a bar; errors as `Resources.read`.
 
-    `frame_shift` is that of `AcousticModel.outputs`, by default `decoding.frame_shift`; 0 for what asks for times.
+    `frame_shift` is that of `AcousticModel.outputs`, by default `decoding.frame_shift`; 0 for what asks for times. `speed`
+    is that of `Perturbation`.
     """
     if frame_shift is None:
         frame_shift = model.experiment.decoding.frame_shift
-    usable, (examples,) = resources.load(data, model.experiment.features)
+    copy = Perturbation(speed=speed)
+    usable, (examples,) = resources.load(data, model.experiment.features, [copy])
     with counter("network") as update:
-        outputs = model.outputs(normalise_set(examples, model.cmvn), update, frame_shift)
+        found = model.outputs(normalise_set(examples, model.cmvn), update, frame_shift)
+    outputs = {name.removeprefix(copy.prefix): scores for name, scores in found.items()}
     if resources.bad_data is not None:
         usable = usable.select(lambda utterance: utterance.id in outputs)
     return usable, outputs
@@ -377,8 +391,8 @@ def rescore_data(
 
     That is the ARPA model `second`, or else the grammar of the search, and with `network` the mean of both.
     `weights` are those of the search; `kept` is a folder of its lattices and weights, which `decode_data` and `tune_data`
-    wrote: without it both sets are searched. Utterances that `resources` leaves out are not scored. Writes tuning.txt,
-    tuning.json, hyp.txt, wer.txt and wer.json to `out`.
+    wrote: without it both sets are searched. With `rescoring.speeds` the network runs at each of them. Utterances that
+    `resources` leaves out are not scored. Writes tuning.txt, tuning.json, hyp.txt, wer.txt and wer.json to `out`.
     """
     check_lang(model, graphs.lang)
     fresh(out, *TUNED, *SCORED)
@@ -387,6 +401,11 @@ def rescore_data(
     if network is not None and graphs.spelling is not None:
         raise ConfigError(
             "rescoring.network_epochs: expected 0 where decoding.open_vocabulary spells words: a network of words has none"
+        )
+    if config.speeds and graphs.spelling is not None:
+        raise ConfigError(
+            f"rescoring.speeds = {list(config.speeds)}: expected [] where decoding.open_vocabulary spells words: sums are "
+            "over pronunciations of the lexicon"
         )
     old = graphs.scores(graphs.grammar)
     ngram = old if second is None else graphs.scores(grammar_from_arpa(second, lexicon))
@@ -411,7 +430,8 @@ def rescore_data(
             name: best_word_sequences(one, graphs.words, most, beam) if one else []
             for name, one in track(list(found.items()), "word sequences")
         }
-        return data, Rescorer(lists, lexicon, old, weights, new)
+        heard = _path_sums(model, graphs.lang, data, lists, resources) if config.speeds else None
+        return data, Rescorer(lists, lexicon, old, weights, new, heard)
 
     dev, judged = rescorer(dev, kept and kept / DEV)
     said = dev.transcripts
@@ -419,6 +439,25 @@ def rescore_data(
     _write_tuning(out, tuned)
     data, judged = rescorer(data, kept)
     return _write_scored(out, data, judged.best(*tuned.best.weights[:2]))
+
+
+def _path_sums(
+    model: AcousticModel,
+    lang: Lang,
+    data: DataDir,
+    lists: Mapping[str, Sequence[WordSequence]],
+    resources: Resources,
+) -> dict[str, NDArray[np.float64]]:
+    """Of word sequences by utterance, the mean over `rescoring.speeds` of `sums_over_paths`."""
+    speeds, scale = model.experiment.rescoring.speeds, model.experiment.decoding.search.acoustic_scale
+    sums = {name: np.zeros(len(sequences)) for name, sequences in lists.items()}
+    for speed in speeds:
+        _, outputs = network_outputs(model, data, resources, speed=speed)
+        for name in track(list(lists), f"word sequences at speed {speed:g}"):
+            if sequences := [one.words for one in lists[name]]:
+                scores = scale * outputs[name]
+                sums[name] += sums_over_paths(sequences, scores, lang.lexicon, lang.tree) / len(speeds)
+    return sums
 
 
 def _kept_weights(folder: Path) -> Weights:

@@ -7,8 +7,9 @@ features   recordings -> cache/ (features of all sets and speeds)
 graphs     transcripts -> graphs/ (phone language model, denominator, numerators)
 train      -> model/ (checkpoints, train.jsonl, model.safetensors)
 decode     LM weight tuned on dev, test scored -> decode/
-rescore    with --rescore or rescoring.network_epochs: a larger model than the search can use, a network that knows how words
-           are spelt, or both, choose among the best word sequences, with weights of dev -> rescore/
+rescore    with --rescore, rescoring.network_epochs or rescoring.speeds: a larger model than the search can use, a network
+           that knows how words are spelt, sums over all paths choose among the best word sequences, with weights of dev
+           -> rescore/
 align      test transcripts -> align/ (word and phone CTM)
 report     -> report.txt: word error rates, sizes, wall time of each stage; report.html: all there is to see
 
@@ -110,8 +111,9 @@ class Run:
 
     @property
     def rescores(self) -> bool:
-        """Whether a second language model chooses among the best word sequences."""
-        return "rescore" in self.inputs or bool(self.config.rescoring.network_epochs)
+        """Whether the best word sequences are judged anew."""
+        options = self.config.rescoring
+        return "rescore" in self.inputs or bool(options.network_epochs or options.speeds)
 
     def data(self, split: str) -> DataDir:
         return self.resources.read(self.inputs[split])
@@ -490,7 +492,7 @@ def run(
     """Go the whole way from data sets and a lexicon to a word error rate.
 
     In: data sets and a lexicon; the configuration. What is not given is as in the last run in EXP, or in the first pass. The
-    stages are lang, features, graphs, train, decode, rescore (with --rescore), align and report; with --first align-train,
+    stages are lang, features, graphs, train, decode, rescore (if asked for), align and report; with --first align-train,
     supervise, train and the rest. Given again, the command goes on with what is not done, or whose options or data changed.
     Out: folder EXP with lang, cache, graphs, model, decode, rescore, align, report.txt and report.html.
 

@@ -7,6 +7,9 @@ the second model, a sentence of n words scores
 
 where log_prob is that of its best path in the lattice, old the part of it that comes from the grammar of the search, and
 new the log-probability under the second model: an n-gram, or the mean of an n-gram's probabilities and a word network's.
+
+What the recording says of the words, log_prob - w old(words) + v n, is a maximum over paths. LF-MMI and CTC train their sum,
+and `sums_over_paths` may take its place.
 """
 
 from __future__ import annotations
@@ -19,16 +22,23 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from fsachain.batch import TableBatch
+from fsachain.data.audio import Perturbation
 from fsachain.decode.lattices import as_transducer
 from fsachain.decode.tune import TuningPoint, TuningResult, check_grid, choose
 from fsachain.decode.wer import score
 from fsachain.errors import ConfigError, require
+from fsachain.graph.context import ContextTree
 from fsachain.graph.decoding import Weights
 from fsachain.graph.grammar import NgramScores
 from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.numerator import numerator_of_phones
 from fsachain.graph.open_vocabulary import Piece, spelt_out, word_ids
+from fsachain.graph.spelling import transcript_acceptor, ways_to_say
 from fsachain.kaldi.lattice import Lattice
+from fsachain.loss.total import total_log_prob
 from fsachain.nn.word_network import WordNetwork
 from fsachain.openfst import Transducer
 
@@ -47,6 +57,8 @@ class RescoringConfig:
             `fsachain.nn.word_network`, and the second model is the mean of its probabilities and those of the n-gram, that
             of the search where no other is given; 0: no network.
         network_share (share): the network's weight in that mean.
+        speeds (factors): recordings are played at these, and what one says of a word sequence is the mean over them of
+            the sum over all its paths; with none, the best path in the lattice. 0.9 is slower, and has more frames.
     """
 
     num_hypotheses: int = 100
@@ -54,8 +66,11 @@ class RescoringConfig:
     word_insertion_penalties: tuple[float, ...] = (-0.5, 0.0, 0.5)
     network_epochs: int = 0
     network_share: float = 0.6
+    speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        for speed in self.speeds:
+            Perturbation(speed=speed)
         if self.num_hypotheses < 1:
             raise ConfigError(f"num_hypotheses: expected a positive number, got {self.num_hypotheses}")
         if self.network_epochs < 0:
@@ -137,6 +152,30 @@ def best_of(paths: Any, count: int, beam: float) -> list[tuple[list[int], float]
     return [(spelt(number), total) for number, total in best(ends)]
 
 
+def sums_over_paths(
+    sequences: Sequence[Sequence[str]],
+    scores: npt.NDArray[np.floating],
+    lexicon: Lexicon,
+    tree: ContextTree,
+) -> npt.NDArray[np.float64]:
+    """Log-probability of each word sequence over all its paths, pronunciations and silences, float64 [N].
+
+    `scores` are the network outputs [T, P] of the utterance. Transitions cost nothing, as in numerators. -inf where a
+    sequence does not fit into the frames; one without words is silence alone.
+    """
+    found = np.full(len(sequences), -math.inf)
+    rows = [row for row, words in enumerate(sequences) if words or lexicon.silence is not None]
+    fsas = []
+    for words in (sequences[row] for row in rows):
+        ways = [ways_to_say(word, place, lexicon) for place, word in enumerate(words)]
+        phones, word_of_arc = transcript_acceptor(ways, lexicon)
+        fsas.append(numerator_of_phones(phones, word_of_arc, tuple(words), lexicon, tree).fsa)
+    if fsas:
+        repeated = torch.as_tensor(scores).expand(len(fsas), -1, -1)
+        found[rows] = total_log_prob(TableBatch.pack(fsas), repeated).numpy()
+    return found
+
+
 class SentenceScores(Protocol):
     """A language model of whole sentences: natural log-probabilities of lists of word ids, each with its end."""
 
@@ -172,7 +211,8 @@ class Rescorer:
     """N-best lists with the scores of both language models, so that weights can be tried without scoring again.
 
     `lists` is what `best_word_sequences` found by utterance, `lexicon` gives the word ids of both grammars. `old` is the
-    grammar of the search, with the `weights` of the lists; `new` is the second model.
+    grammar of the search, with the `weights` of the lists; `new` is the second model. `heard` is what the recordings say of
+    each sequence, such as `sums_over_paths`; by default what the lattices do.
     """
 
     def __init__(
@@ -182,6 +222,7 @@ class Rescorer:
         old: NgramScores,
         weights: Weights,
         new: SentenceScores,
+        heard: Mapping[str, npt.NDArray[np.float64]] | None = None,
     ) -> None:
         self._lists = lists
         self.names = list(lists)  # of the utterances
@@ -192,8 +233,10 @@ class Rescorer:
             said = zip(rows, sequences, ids, new.log_probs(ids), strict=True)
             for row, sequence, its, log_prob in said:
                 count = len(sequence.words)
-                heard = sequence.log_prob - weights.lm_weight * old.best_path_log_prob(its)
-                row[:] = heard + weights.word_insertion_penalty * count, log_prob, -count
+                path = sequence.log_prob - weights.lm_weight * old.best_path_log_prob(its)
+                row[:] = path + weights.word_insertion_penalty * count, log_prob, -count
+            if heard is not None:
+                rows[:, 0] = heard[name]
             self._rows[name] = rows
 
     def best(self, lm_weight: float, word_insertion_penalty: float) -> dict[str, tuple[str, ...]]:
