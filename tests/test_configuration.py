@@ -37,7 +37,7 @@ def test_page_of_the_documentation_is_what_the_command_prints(fsachain):
 def test_every_option_has_a_meaning_and_every_number_a_unit():
     for option in every_option():
         assert len(option.meaning) > 5, option.name
-        first = option.default[0] if isinstance(option.default, list) else option.default
+        first = next(iter(option.default), 0) if isinstance(option.default, list) else option.default
         if isinstance(first, int | float) and not isinstance(first, bool):
             assert option.unit, option.name
 
