@@ -22,7 +22,8 @@ from fsachain.graph.forgive import forgive
 from fsachain.graph.numerator import load_numerators, numerator_of_phones, save_numerators
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import ForgivingTranscript, any_phones, phone_loop
-from recipes.weak_transcripts.corrupt import Rates, corrupt, corrupt_text, precision_at
+from recipes.pipeline.corpus import Recording
+from recipes.weak_transcripts.corrupt import Rates, corrupt, corrupt_text, densest, precision_at
 
 LONGEST = 4
 PENALTIES = st.one_of(st.just(math.inf), st.floats(0.1, 4.0))
@@ -418,3 +419,15 @@ def test_precision_is_that_of_the_words_above_the_one_that_reaches_the_recall(tm
     said.write_text(json.dumps({"u1": [True, False, True], "u2": [False, False]}))
     listed.write_text("0.1 u2 1 a\n0.2 u1 1 a\n0.3 u1 2 b\n0.4 u1 3 c\n0.9 u2 2 b\n")
     assert [precision_at(recall, listed, said) for recall in (0.3, 0.6, 1.0)] == [1.0, 2 / 3, 3 / 5]
+
+
+def test_the_densest_utterances_are_those_with_most_words_a_second_and_none_is_empty(tmp_path):
+    soundfile = pytest.importorskip("soundfile")
+    spoken = {"short": (1, 0.5), "long": (2, 4.0), "even": (2, 2.0), "empty": (0, 0.1), "same": (1, 1.0)}
+    recordings = []
+    for name, (count, seconds) in spoken.items():
+        path = tmp_path / f"{name}.wav"
+        soundfile.write(path, np.zeros(int(8000 * seconds)), 8000)
+        recordings.append(Recording(name, "s", ("one",) * count, path))
+    assert [one.id for one in densest(recordings, 0.5)] == ["short", "even"]
+    assert [one.id for one in densest(recordings, 1.0)] == ["short", "even", "same", "long"]

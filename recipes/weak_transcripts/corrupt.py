@@ -1,4 +1,4 @@
-"""Errors planted in transcripts: words substituted, inserted and deleted, by a seed."""
+"""Errors planted in transcripts: words substituted, inserted and deleted, by a seed; and the utterances that lack fewest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fsachain.decode.wer import read_text, write_text
+from fsachain.errors import require
+from recipes.pipeline.corpus import Recording
 
 SAID = "said.json"  # beside the text: for each utterance which of its words were said
 
@@ -47,6 +49,16 @@ def corrupt(
             found.words.append(vocabulary[int(random.integers(len(vocabulary)))])
             found.said.append(False)
     return found
+
+
+def densest(recordings: Sequence[Recording], share: float) -> list[Recording]:
+    """Of those that have words, the share with most words a second: where words are missing, these lack the fewest."""
+    soundfile = require("soundfile", extra="recipes")
+    rates = [
+        (len(one.words) / soundfile.info(str(one.audio)).duration, one) for one in recordings if one.words
+    ]
+    rates.sort(key=lambda rated: (-rated[0], rated[1].id))
+    return [one for _, one in rates[: round(share * len(rates))]]
 
 
 def precision_at(recall: float, doubts: Path, said: Path) -> float:

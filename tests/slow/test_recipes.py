@@ -192,6 +192,30 @@ def test_transcripts_are_mended_by_networks_that_have_not_heard_them(download, t
     assert set(again) == {"suspicious"}  # nothing is mended twice
 
 
+def test_forgiving_goes_on_from_the_densest_utterances_where_words_are_missing_alone(tmp_path, monkeypatch):
+    goes_on = {}
+
+    def run(one, options, exp, to, own, mended=None):
+        goes_on[one.errors, one.way] = Path(own.get("network", {}).get("init_from", "")).parts[-3:-2]
+        return 0
+
+    monkeypatch.setattr(compare_ways, "_run", run)
+    monkeypatch.setattr(compare_ways, "call", lambda command: 1)
+    ways = ["--objectives", "CTC", "--seeds", "1", "--ways", "plain", "dense", "forgiving"]
+    monkeypatch.setattr(compare_ways, "read_result", lambda *_: compare_ways.Result("", "", 1, 1.0, {}, 1.0))
+    for errors in compare_ways.ERRORS:
+        compare_ways.main([f"--data={tmp_path}", f"--exp={tmp_path}", "--errors", errors, *ways])
+    start = "digits-ctc-{}-{}-1"
+    assert goes_on == {
+        (None, "plain"): (),
+        ("17/17/17", "plain"): (),
+        ("17/17/17", "forgiving"): (start.format("17_17_17", "plain"),),
+        ("0/0/70", "plain"): (),
+        ("0/0/70", "dense"): (),
+        ("0/0/70", "forgiving"): (start.format("0_0_70", "dense"),),
+    }
+
+
 def test_synthetic_speech_is_the_same_in_every_process(tmp_path):
     program = (
         "import sys; from pathlib import Path; from recipes.demo.prepare import prepare;"
