@@ -44,7 +44,7 @@ WRONG = {
     "LF-MMI": {
         "digits": {"substitution": 5.0, "insertion": 5.0},
         "prompts": {"substitution": 6.0, "insertion": 7.0},
-        "dialogue": {"substitution": 6.0, "insertion": 7.0},
+        "dialogue": {"substitution": 12.0, "insertion": 14.0},
     },
     "CTC": {
         "digits": {"substitution": 5.0, "insertion": 5.0},
