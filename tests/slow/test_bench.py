@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from random_graphs import connected_graph
-from tolerances import FEW_FLOAT32_TERMS, OCCUPANCY, PEER_CTC_GRADIENT, log_prob_tolerance
+from tolerances import OCCUPANCY, PEER_CTC_GRADIENT, log_prob_tolerance
 
-from fsachain import Fsa, TableBatch, compile_table, forward_backward
-from tools.bench import calls, peers, workloads, yardstick
+from fsachain import TableBatch, compile_table, forward_backward
+from tools.bench import calls, workloads, yardstick
 
 TINY = workloads.Sizes(
     batch_sizes=(1, 3), sequences=3, frames=12, long=(4, 20), packed=5, large=(10, 40, 6, 3, 30),
@@ -42,24 +41,3 @@ def test_all_ctc_losses_give_one_gradient(work):
     assert theirs.abs().max() > 0.1
     for gradient in ours:
         torch.testing.assert_close(gradient, theirs, rtol=0, atol=PEER_CTC_GRADIENT)
-
-
-def test_the_arcs_for_k2_spell_the_same_acceptor():
-    """Read back by k2's rules: state 0 starts, the last state alone is final, label -1 leads there."""
-    graph = connected_graph(0)
-    fsa = Fsa(12, graph.src, graph.dst, graph.pdf, graph.log_prob, graph.final_log_prob, start=5)
-    rows = peers.k2_arcs(fsa)
-    assert rows.dtype == np.int32 and (np.diff(rows[:, 0]) >= 0).all()
-    score = rows[:, 3].copy().view(np.float32)
-    into_end = rows[:, 2] == -1
-    np.testing.assert_array_equal(into_end, rows[:, 1] == 12)
-    final = np.full(12, -np.inf)
-    final[rows[into_end, 0]] = score[into_end]
-    own = rows[~into_end]
-    back = Fsa(12, own[:, 0], own[:, 1], own[:, 2], score[~into_end].astype(float), final)
-    scores = workloads.random_scores(2, 9, 9)
-    expected, found = (
-        forward_backward(TableBatch.share(compile_table(one, 9), 2), scores, backend="reference").log_prob
-        for one in (fsa, back)
-    )
-    np.testing.assert_allclose(found, expected, rtol=FEW_FLOAT32_TERMS)

@@ -527,18 +527,6 @@ def exp_or_zero(form: Any, x: Any) -> Any:
 
 
 @by_type
-def exp_or_nan(form: Any, x: Any) -> Any:
-    """The same, but NaN for NaN."""
-    floor = _FLOORS[x.dtype]
-
-    def implementation(form: Any, x: Any) -> Any:
-        q, n = exp_parts(form, larger(fill(x, floor), x))
-        return q * power_of_two(q, n)
-
-    return implementation
-
-
-@by_type
 def log_of_sum(form: Any, x: Any) -> Any:
     """log of float64 lanes that are 1 or more; some number for others."""
     series = tuple(1.0 / (2 * k + 1) for k in range(_ODD_TERMS, -1, -1))
