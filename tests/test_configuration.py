@@ -143,9 +143,7 @@ def test_wrong_change_is_one_line(fsachain, built, change, message):
         ("train.num_epochs=many", r"train\.num_epochs: expected int"),
         ("train.batch_size=0", "batch_size"),
         ("train.dropout_schedule=0,1@0.5,0", "dropout_schedule: 1.0 is not in"),
-        ("train.combine=best", "combine: 'best' is not one of mean, best-average, ema, none"),
-        ("train.combine=ema", "needs a decay, train.ema"),
-        ("train.ema=0.9", 'ema: 0.9 has no influence with combine "mean"'),
+        ("train.combine=best", "combine: 'best' is not one of mean, best-average, none"),
         ("train.optimizer.betas=[0.9]", "betas: expected 2 values"),
         ("train.optimizer.name=lion", "'lion'"),
         ("train.optimizer.factors.encoder=x", "train.optimizer.factors.encoder: expected float"),
@@ -161,6 +159,8 @@ def test_what_is_out_of_range_is_refused_by_name(settings, message):
 
 def test_an_option_that_went_away_is_told_and_has_no_influence(tmp_path, capsys):
     path = tmp_path / "config.yaml"
-    path.write_text("decoding: {search: {search: viterbi, beam: 9}}\n")
-    assert read_experiment(path).decoding.search.beam == 9
-    assert "config.yaml: decoding.search.search is no option any more" in capsys.readouterr().err
+    path.write_text("decoding: {search: {search: viterbi, beam: 9}}\ntrain: {ema: 0.9, seed: 3}\n")
+    found, errors = read_experiment(path), capsys.readouterr().err
+    assert (found.decoding.search.beam, found.train.seed) == (9, 3)
+    assert "config.yaml: decoding.search.search is no option any more" in errors
+    assert "train.ema is no option any more: train.average_last has" in errors

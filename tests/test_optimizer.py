@@ -12,7 +12,7 @@ from torch import nn
 from toy_training import BreakAfter, Interruption, ToyLoss, ToyModel, config, corpus, new_trainer
 
 from fsachain.data.augment import AugmentConfig
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError
 from fsachain.train.checkpoint import (
     Checkpoint,
     epoch_checkpoints,
@@ -24,7 +24,6 @@ from fsachain.train.ending import best_average
 from fsachain.train.log import read_log
 from fsachain.train.optimizer import (
     MaxChange,
-    ParameterEma,
     Schedules,
     longest_prefix,
     make_optimizer,
@@ -184,52 +183,25 @@ def state(value):
     return {"weight": torch.tensor([value, 1.0]), "count": torch.tensor(int(10 * value))}
 
 
-@given(st.lists(numbers, min_size=1, max_size=6), numbers, st.none() | numbers)
-def test_the_final_model_is_the_best_of_all_prefix_means_and_the_moving_average(newest_first, target, ema):
+@given(st.lists(numbers, min_size=1, max_size=6), numbers)
+def test_the_final_model_is_the_best_of_all_prefix_means(newest_first, target):
     def nearness(tensors):
         return -abs(float(tensors["weight"][0]) - target)
 
     states = [state(value) for value in newest_first]
-    found = best_average(iter(states), nearness, None if ema is None else state(ema))
+    found = best_average(iter(states), nearness)
     weights = [torch.stack([one["weight"] for one in states[: k + 1]]) for k in range(len(states))]
     means = [{"weight": some.mean(dim=0)} for some in weights]
-    candidates = means if ema is None else [*means, state(ema)]
-    objectives = [nearness(candidate) for candidate in candidates]
+    objectives = [nearness(candidate) for candidate in means]
     close = tolerances.FLOAT32_ROUNDING * 10
     assert list(found.objf.values()) == pytest.approx(objectives, abs=close)
-    assert max(objectives) == pytest.approx(found.objf[found.name], abs=close)
-    chosen = candidates[found.num_models - 1 if found.num_models else -1]
+    assert max(objectives) == pytest.approx(found.objf[str(found.num_models)], abs=close)
+    chosen = means[found.num_models - 1]
     assert float(found.state["weight"][0]) == pytest.approx(float(chosen["weight"][0]), abs=close)
-    if found.num_models:
-        assert torch.equal(found.state["count"], states[0]["count"])  # integers are the newest model's
+    assert torch.equal(found.state["count"], states[0]["count"])  # integers are the newest model's
 
 
-def test_the_moving_average_is_its_recursion_and_goes_on_from_its_state():
-    torch.manual_seed(1)
-    model = nn.Linear(3, 2)
-    average = ParameterEma(model, 0.9)
-    expected = {name: value.double() for name, value in copied(model).items()}
-    for step in range(1, 40):
-        if step == 20:
-            kept = {name: value.clone() for name, value in average.state().items()}
-            average = ParameterEma(model, 0.9)
-            average.load(kept)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter))
-        average.update(step)
-        decay = min(0.9, (1 + step) / (10 + step))
-        expected = {
-            name: decay * expected[name] + (1 - decay) * value.double()
-            for name, value in copied(model).items()
-        }
-    for name, value in average.state().items():
-        torch.testing.assert_close(value.double(), expected[name], atol=tolerances.FEW_FLOAT32_TERMS, rtol=0)
-    with pytest.raises(DataError, match=r"moving average of 'bias' has shape None; expected \[2\]"):
-        average.load({"weight": kept["weight"]})
-
-
-# Schedules, limits, moving averages and combination within whole trainings: what they do, and that they resume.
+# Schedules, limits and combination within whole trainings: what they do, and that they resume.
 
 
 EVERYTHING: dict[str, Any] = {
@@ -242,7 +214,6 @@ EVERYTHING: dict[str, Any] = {
         weight_decay=0.01,
         decayed="weights",
     ),
-    "ema": 0.9,
     "combine": "best-average",
     "average_last": 3,
     "checkpoint_every": 2,
@@ -301,44 +272,37 @@ def test_a_training_broken_off_while_it_combines_makes_the_same_model(tmp_path, 
     assert end_of(tmp_path / "whole")["candidates"] == end_of(tmp_path / "broken")["candidates"]
 
 
-@pytest.mark.parametrize("combine_on", ["dev", "train"])
-def test_the_final_model_is_the_candidate_with_the_best_objective(combine_on, tmp_path):
+def test_the_final_model_is_the_candidate_with_the_best_objective(tmp_path):
     examples, numerators = corpus()
-    options = {"combine": "best-average", "combine_on": combine_on, "average_last": 3, "ema": 0.9}
-    trainer = new_trainer(tmp_path, numerators, **options)
+    trainer = new_trainer(tmp_path, numerators, combine="best-average", average_last=3)
     result = trainer.fit(examples, examples[:6])
     candidates = end_of(tmp_path)["candidates"]
-    assert list(candidates) == ["1", "2", "3", "ema"]
+    assert list(candidates) == ["1", "2", "3"]
     best = max(candidates, key=lambda name: candidates[name])
-    if combine_on == "dev":
-        assert result.dev["objf"] == pytest.approx(candidates[best], abs=tolerances.SIX_DECIMALS)
+    assert result.dev["objf"] == pytest.approx(candidates[best], abs=tolerances.SIX_DECIMALS)
     models = [Checkpoint.load(path).model for path in epoch_checkpoints(tmp_path / "checkpoints")]
-    newest = Checkpoint.load(epoch_checkpoints(tmp_path / "checkpoints")[-1])
-    chosen = [newest.ema] if best == "ema" else models[-int(best) :]
+    chosen = models[-int(best) :]
     mean = sum(model["output.weight"].double() for model in chosen) / len(chosen)
     final, header = load_tensors(result.model_path)
     torch.testing.assert_close(
         final["output.weight"].double(), mean, atol=tolerances.FLOAT32_ROUNDING, rtol=0
     )
-    assert len(header["averaged"]) == (0 if best == "ema" else int(best))
+    assert len(header["averaged"]) == int(best)
 
 
 def test_the_kinds_of_ending_give_the_models_they_name(tmp_path):
     """All of them from one training: how it ends does not change its course."""
     examples, numerators = corpus()
     weights, newest = {}, {}
-    for kind, ema in (("mean", 0.0), ("none", 0.0), ("ema", 0.9)):
-        trainer = new_trainer(tmp_path / kind, numerators, combine=kind, ema=ema)
+    for kind in ("mean", "none"):
+        trainer = new_trainer(tmp_path / kind, numerators, combine=kind)
         trainer.fit(examples)
         weights[kind] = trainer.model.state_dict()["output.weight"]
         newest[kind] = Checkpoint.load(list_checkpoints(tmp_path / kind / "checkpoints")[-1])
     last = newest["none"].model["output.weight"]
     assert all(torch.equal(checkpoint.model["output.weight"], last) for checkpoint in newest.values())
     assert torch.equal(weights["none"], last)
-    assert torch.equal(weights["ema"], newest["ema"].ema["output.weight"])
-    assert not torch.equal(weights["ema"], last)
     assert not torch.equal(weights["mean"], last)
-    assert end_of(tmp_path / "ema")["averaged"] == 0
 
 
 def test_best_average_without_a_development_set_is_refused_before_the_training(tmp_path):

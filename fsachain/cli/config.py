@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import importlib
@@ -422,16 +423,29 @@ class DecodingConfig:
         check_range(self, "[0, 1]", "first_pass_share")
 
 
+# Options, and values of options, that went away, which models and folders made before still have; what takes their place.
+_GONE = {
+    "decoding.search.search": "there is one search",
+    "train.ema": "train.average_last has the mean of the last epochs",
+    "train.combine=ema": "train.average_last has the mean of the last epochs",
+    "train.combine_on": '"best-average" is decided on the development set',
+}
+
+
 def _known(sections: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Without decoding.search.search, of models and folders made when there was a choice of searches; told of a file."""
-    decoding = sections.get("decoding")
-    search = decoding.get("search") if isinstance(decoding, Mapping) else None
-    if not isinstance(decoding, Mapping) or not isinstance(search, Mapping) or "search" not in search:
-        return sections
-    if where:
-        note(f"{where}: decoding.search.search is no option any more: there is one search")
-    kept = {name: value for name, value in search.items() if name != "search"}
-    return {**sections, "decoding": {**decoding, "search": kept}}
+    """Without options that went away; told of a file."""
+    sections = copy.deepcopy(dict(sections))
+    for gone, why in _GONE.items():
+        option, _, value = gone.partition("=")
+        *tables, name = option.split(".")
+        table: Any = sections
+        for inner in tables:
+            table = table.get(inner) if isinstance(table, Mapping) else None
+        if isinstance(table, dict) and name in table and value in ("", table[name]):
+            del table[name]
+            if where:
+                note(f"{where}: {gone} is no option any more: {why}")
+    return sections
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,6 @@ from fsachain.errors import ConfigError, DataError, counted, require
 from fsachain.files import parse_json, remove_partials, replacing
 from fsachain.train.config import TrainConfig, changes, to_dict
 from fsachain.train.log import JsonLinesLog
-from fsachain.train.optimizer import ParameterEma
 from fsachain.train.schedule import Scheduled
 from fsachain.train.source import Source
 from fsachain.train.stats import EpochSums
@@ -51,10 +50,11 @@ _FREE_OPTIONS = (
     "batch_norm_batches",
     "bad_data",
     "combine",
-    "combine_on",
     "micro_batch",
     "process_timeout",
 )
+# Options that checkpoints of earlier versions name, with the values that had no influence.
+_GONE_OPTIONS = {"ema": 0.0}
 
 
 @dataclass
@@ -72,14 +72,13 @@ class Checkpoint:
     optimizer: dict[str, Any] = field(default_factory=dict)
     rng: Tensors = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
-    ema: Tensors = field(default_factory=dict)
 
     @property
     def file_name(self) -> str:
         return f"epoch-{self.epoch:04d}-batch-{self.batch:06d}.safetensors"
 
     def save(self, directory: str | Path) -> Path:
-        parts = {"model": self.model, "rng": self.rng, "ema": self.ema}
+        parts = {"model": self.model, "rng": self.rng}
         tensors = {
             f"{part}.{name}": tensor for part, found in parts.items() for name, tensor in found.items()
         }
@@ -101,6 +100,7 @@ class Checkpoint:
                 "param_groups": header["optimizer"]["param_groups"],
                 "state": {int(index): values for index, values in header["optimizer"]["state"].items()},
             }
+            # The last is of earlier versions, and of no use.
             parts: dict[str, Tensors] = {"model": {}, "rng": {}, "optimizer": {}, "ema": {}}
             for name, tensor in tensors.items():
                 part, _, rest = name.partition(".")
@@ -109,7 +109,7 @@ class Checkpoint:
                 index, _, moment = name.partition(".")
                 optimizer["state"][int(index)][moment] = tensor
             counts = (int(header["epoch"]), int(header["batch"]), int(header["step"]))
-            return cls(*counts, parts["model"], optimizer, parts["rng"], header["state"], parts["ema"])
+            return cls(*counts, parts["model"], optimizer, parts["rng"], header["state"])
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
             raise DataError(f"{path}: not a training checkpoint ({reason})") from error
@@ -246,7 +246,7 @@ class Identity:
         options = {name: value for name, value in to_dict(config).items() if name not in _FREE_OPTIONS}
         changing = {name: str(value) for name, value in sorted(loss_options.items())}
         data = source.fingerprint()
-        old = json.dumps([options, data, *([changing] if changing else [])])
+        old = json.dumps([{**options, **_GONE_OPTIONS}, data, *([changing] if changing else [])])
         facts = {
             "train": options,
             "loss": changing,
@@ -271,7 +271,7 @@ class Identity:
             if self.facts["development set"] != "none":
                 tell("an earlier version wrote this training: its development set cannot be compared")
             return
-        told = changes(before, self.facts)
+        told = changes(_without_gone(before), self.facts)
         if not told:
             return
         others = [text for text in told if not text.startswith("train.num_epochs ")]
@@ -289,6 +289,15 @@ class Identity:
                 "new training that begins with this model (network.init_from)"
             ]
         raise ConfigError(f"other options or data: {', '.join(told[:_MOST_TOLD])}")
+
+
+def _without_gone(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Without options that went away, where they had no influence."""
+    train = facts.get("train")
+    if not isinstance(train, Mapping):
+        return facts
+    gone = {name for name, value in _GONE_OPTIONS.items() if train.get(name) == value}
+    return {**facts, "train": {name: value for name, value in train.items() if name not in gone}}
 
 
 def _set_fact(num_utterances: int, fingerprint: list[Any]) -> str:
@@ -315,7 +324,6 @@ class Checkpoints:
     identity: Identity
     world: World
     precision: Precision
-    ema: ParameterEma | None = None
 
     def __post_init__(self) -> None:
         self._device = next(self.model.parameters()).device
@@ -344,10 +352,7 @@ class Checkpoints:
                 for name, value in states.items()
             }
             model, moments = self.model.state_dict(), self.optimizer.state_dict()
-            ema = {} if self.ema is None else self.ema.state()
-            Checkpoint(state.epoch, state.batch, state.step, model, moments, rng, facts, ema).save(
-                self.folder
-            )
+            Checkpoint(state.epoch, state.batch, state.step, model, moments, rng, facts).save(self.folder)
             self._prune(state)
         self.world.wait("the first process to write a checkpoint")
 
@@ -369,9 +374,7 @@ class Checkpoints:
         state, moments, random, facts = found
         if not self.world.is_first:
             self.optimizer.load_state_dict(moments)
-        averages = {} if self.ema is None else self.ema.state()
-        named = {f"the moving average of {name}": value for name, value in averages.items()}
-        self.world.copy_first({**self.model.state_dict(), **named})
+        self.world.copy_first(self.model.state_dict())
         self.precision.factor, self.precision.good_steps = facts.get("precision", [1.0, 0])
         self._restore_random(random, facts, state)
         return state
@@ -468,8 +471,6 @@ class Checkpoints:
                 f"{self.folder / checkpoint.file_name}: does not fit this network and optimiser: "
                 f"{' '.join(str(error).split())}"
             ) from error
-        if self.ema is not None:
-            self.ema.load(checkpoint.ema)
         return state
 
     def _restore_random(self, named: Tensors, facts: Mapping[str, Any], state: TrainState) -> None:

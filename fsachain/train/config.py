@@ -20,8 +20,7 @@ from fsachain.train.schedule import Schedule, ScheduleConfig, Scheduled, schedul
 OPTIMIZERS = ("adam", "adamw", "nadam", "radam", "adamax", "sgd")
 DECAYED = ("all", "weights")
 BAD_DATA = ("exclude", "stop")
-COMBINE = ("mean", "best-average", "ema", "none")
-COMBINE_ON = ("dev", "train")
+COMBINE = ("mean", "best-average", "none")
 PRECISIONS = ("float32", "bfloat16", "float16")
 Config = TypeVar("Config")
 
@@ -85,11 +84,8 @@ class TrainConfig:
             as "0,0@0.20,0.5@0.50,0" (see `fsachain.train.schedule.Schedule`); None leaves it as the network has it.
         orthonormal_every (steps): Steps between calls of the model's `constrain_orthonormal()`; 0 for never.
         average_last (epochs): Epochs at the end whose models the final one is made of.
-        combine: How: "mean" of all; "best-average": the best of the means of the newest 1, 2, 3, ... and of the moving
-            average, if there is one; "ema": the moving average; "none": the last model.
-        combine_on: Where "best-average" is decided: "dev" set, or the `batch_norm_batches` "train" batches.
-        ema (factor per step): Decay of an exponential moving average of the parameters over all steps, 0.999 say; 0 for
-            none.
+        combine: How: "mean" of all; "best-average": the best of the means of the newest 1, 2, 3, ... on the development
+            set; "none": the last model.
         batch_norm_batches (batches): Training batches over which batch-normalisation statistics of an averaged model are
             taken anew; 0 averages the statistics like the parameters.
         checkpoint_every (batches): Batches between checkpoints within an epoch; 0 for the ends of epochs only.
@@ -117,8 +113,6 @@ class TrainConfig:
     orthonormal_every: int = 4
     average_last: int = 4
     combine: str = "mean"
-    combine_on: str = "dev"
-    ema: float = 0.0
     batch_norm_batches: int = 20
     checkpoint_every: int = 0
     keep_checkpoints: int = 1
@@ -132,23 +126,12 @@ class TrainConfig:
         check_range(self, "[1, inf)", *sizes, "average_last", "keep_checkpoints", "max_bad_batches")
         intervals = ("orthonormal_every", "batch_norm_batches", "checkpoint_every")
         check_range(self, "[0, inf)", "micro_batch", *intervals)
-        check_range(self, "[0, 1)", "ema")
         check_range(self, "(0, inf)", "process_timeout")
-        check_choices(self, precision=PRECISIONS, combine=COMBINE, combine_on=COMBINE_ON, bad_data=BAD_DATA)
+        check_choices(self, precision=PRECISIONS, combine=COMBINE, bad_data=BAD_DATA)
         if self.dropout_schedule is not None:
             for value in values_of(self.dropout_schedule):
                 if not 0.0 <= value < 1.0:
                     raise ConfigError(f"dropout_schedule: {value!r} is not in [0, 1)")
-        if self.combine == "ema" and not self.ema:
-            raise ConfigError('combine: "ema" needs a decay, train.ema, that is not 0; 0.999, say')
-        if self.ema and self.combine not in ("ema", "best-average"):
-            raise ConfigError(
-                f'ema: {self.ema} has no influence with combine "{self.combine}"; expected "ema" or "best-average"'
-            )
-        if self.combine == "best-average" and self.combine_on == "train" and not self.batch_norm_batches:
-            raise ConfigError(
-                'combine_on: "train" needs batch_norm_batches > 0, the batches that it is decided on'
-            )
 
 
 def from_dict(kind: type[Config], values: Mapping[str, Any], where: str = "") -> Config:

@@ -7,6 +7,7 @@ same lines; the first one alone reads checkpoints.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -28,47 +29,39 @@ class Combination:
 
     Attributes:
         state: its `state_dict()`.
-        num_models: models in the mean; 0 for the moving average.
-        objf: the objective by candidate: "1", "2", ... for the means of so many models, and "ema".
+        num_models: models in the mean.
+        objf: the objective by candidate: "1", "2", ... for the means of so many models.
     """
 
     state: Tensors
     num_models: int
     objf: dict[str, float]
 
-    @property
-    def name(self) -> str:
-        return str(self.num_models) if self.num_models else "ema"
-
 
 def best_average(
-    newest_first: Iterable[Mapping[str, torch.Tensor]],
-    objective: Callable[[Tensors], float],
-    ema: Tensors | None = None,
+    newest_first: Iterable[Mapping[str, torch.Tensor]], objective: Callable[[Tensors], float]
 ) -> Combination:
-    """The best of the means of the newest 1, 2, 3, ... models, as Kaldi's nnet3-chain-combine has it, and of `ema`.
+    """The best of the means of the newest 1, 2, 3, ... models, as Kaldi's nnet3-chain-combine has it.
 
     Args:
         newest_first: `state_dict()`s, loaded one at a time.
-        objective: what to maximise; NaN loses against any number. Called once for each candidate, in order.
-        ema: one more candidate; at equal objectives the earlier candidate, the mean of fewer models, is kept.
+        objective: what to maximise; NaN loses against any number, of equals the mean of fewer models is kept. Called once for
+            each candidate, in order.
     """
     best: Combination | None = None
     objf: dict[str, float] = {}
-    for num_models, state in _candidates(newest_first, ema):
-        candidate = Combination(state, num_models, objf)
-        value = objf[candidate.name] = objective(state)
-        if best is None or value > objf[best.name] or (value == value and objf[best.name] != objf[best.name]):
-            best = candidate
+    for num_models, state in enumerate(_means(newest_first), start=1):
+        value = objf[str(num_models)] = objective(state)
+        before = -math.inf if best is None else objf[str(best.num_models)]
+        if best is None or value > before or (value == value and before != before):
+            best = Combination(state, num_models, objf)
     if best is None:
         raise DataError("newest_first: nothing to combine")
     return best
 
 
-def _candidates(
-    newest_first: Iterable[Mapping[str, torch.Tensor]], ema: Tensors | None
-) -> Iterator[tuple[int, Tensors]]:
-    """How many models each candidate is the mean of, 0 for `ema`, and its parameters."""
+def _means(newest_first: Iterable[Mapping[str, torch.Tensor]]) -> Iterator[Tensors]:
+    """The means of the newest 1, 2, 3, ... models."""
     newest: Mapping[str, torch.Tensor] | None = None
     sums: Tensors = {}
     for count, state in enumerate(newest_first, start=1):
@@ -82,23 +75,18 @@ def _candidates(
         for name, tensor in state.items():
             if tensor.is_floating_point():
                 sums[name] = sums[name] + tensor.double() if count > 1 else tensor.double()
-        yield (
-            count,
-            {
-                name: (sums[name] / count).to(tensor.dtype) if name in sums else tensor.clone()
-                for name, tensor in newest.items()
-            },
-        )
-    if ema is not None:
-        yield 0, {name: tensor.clone() for name, tensor in ema.items()}
+        yield {
+            name: (sums[name] / count).to(tensor.dtype) if name in sums else tensor.clone()
+            for name, tensor in newest.items()
+        }
 
 
 @dataclass(frozen=True)
 class Ending:
     """How the final model was made.
 
-    `averaged` names the checkpoints of which it is the mean (none for the moving average); `objf` holds the objective of
-    each candidate, where one was chosen.
+    `averaged` names the checkpoints of which it is the mean; `objf` holds the objective of each candidate, where one was
+    chosen.
     """
 
     averaged: tuple[str, ...]
@@ -108,17 +96,13 @@ class Ending:
 
 def check_ending(config: TrainConfig, dev_source: Source | None) -> None:
     """Raised before training rather than after its last epoch."""
-    if config.combine == "best-average" and config.combine_on == "dev" and dev_source is None:
-        raise ConfigError(
-            'train.combine: "best-average" is chosen on a development set, and there is none; expected one, or '
-            'train.combine_on: "train"'
-        )
+    if config.combine == "best-average" and dev_source is None:
+        raise ConfigError('train.combine: "best-average" is chosen on a development set, and there is none')
 
 
 def make_final_model(
     stepper: Stepper,
     paths: Sequence[Path],
-    ema: Tensors,
     config: TrainConfig,
     source: Source,
     dev_source: Source | None,
@@ -126,25 +110,21 @@ def make_final_model(
 ) -> Ending:
     """Give the model its final parameters and statistics.
 
-    `paths` are the checkpoints of the last epochs, oldest first; they exist for the first process only. `ema` is empty
-    without moving averages. `source` gives training batches for the statistics of batch normalisation.
+    `paths` are the checkpoints of the last epochs, oldest first; they exist for the first process only. `source` gives
+    training batches for the statistics of batch normalisation.
     """
     model, world = stepper.model, stepper.world
     names = tuple(path.name for path in paths)
-
-    def first_batches() -> Iterable[Sequence[SupervisedBatch]]:
-        return islice(source.batches(config.num_epochs, 0, stepper.share), config.batch_norm_batches)
 
     def take(state: Mapping[str, torch.Tensor]) -> None:
         """Load the first process's `state` everywhere and recompute the statistics of batch normalisation."""
         model.load_state_dict(state)
         world.copy_first(model.state_dict())
-        stepper.passes.refresh(first_batches())
+        batches = source.batches(config.num_epochs, 0, stepper.share)
+        stepper.passes.refresh(islice(batches, config.batch_norm_batches))
 
     def objective(state: Tensors) -> float:
         take(state)
-        if config.combine_on == "train":
-            return float(evaluate(first_batches())["objf"])
         assert dev_source is not None
         return float(evaluate(dev_source.in_order(stepper.share))["objf"])
 
@@ -156,19 +136,14 @@ def make_final_model(
             else:
                 yield {name: value.cpu() for name, value in model.state_dict().items()}
 
-    # The moving average, with the last model's buffers.
-    moving = {name: value.detach().clone() for name, value in model.state_dict().items()} | ema
     if config.combine == "best-average":
-        found = best_average(newest_first(), objective, moving if config.ema else None)
+        found = best_average(newest_first(), objective)
         take(found.state)
         averaged = names[len(names) - found.num_models :]
-        best = f"mean of {counted(len(averaged), 'epoch')}" if averaged else "moving average"
+        best = f"mean of {counted(len(averaged), 'epoch')}"
         return Ending(averaged, f"{best}, the best of {len(found.objf)} candidates", found.objf)
-    if config.combine == "ema":
-        take(moving)
-        return Ending((), f"moving average with decay {config.ema:g}")
     if config.combine == "none" or len(paths) == 1:
         return Ending(names[-1:], "that of the last epoch")
-    *_, (_, mean) = _candidates(newest_first(), None)
+    *_, mean = _means(newest_first())
     take(mean)
     return Ending(names, f"mean of {counted(len(names), 'epoch')}")

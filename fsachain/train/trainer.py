@@ -31,7 +31,7 @@ from fsachain.train.checkpoint import Checkpoints, Identity, TrainState, process
 from fsachain.train.config import TrainConfig
 from fsachain.train.ending import Ending, check_ending, make_final_model
 from fsachain.train.log import json_ready
-from fsachain.train.optimizer import ParameterEma, Schedules, make_optimizer
+from fsachain.train.optimizer import Schedules, make_optimizer
 from fsachain.train.reporting import Progress, Reporter
 from fsachain.train.schedule import Scheduled
 from fsachain.train.source import BatchSource, Source, SupervisedBatch
@@ -103,7 +103,6 @@ class Trainer:
         self._numerators = numerators or {}
         self._optimizer = make_optimizer(model, config.optimizer)
         self._schedules = Schedules(model, loss, self._optimizer, config, loss_schedules or {})
-        self._ema = ParameterEma(model, config.ema) if config.ema else None
         self._stepper = Stepper(model, loss, self._optimizer, config, self.world)
         self._reporter = Reporter(self.directory / "train.jsonl", progress, config, self.world)
         self._state = TrainState()
@@ -197,7 +196,6 @@ class Trainer:
             Identity.of(config, source, dev_source, self._schedules.loss_options, scheduled),
             world=self.world,
             precision=self._stepper.passes.precision,
-            ema=self._ema,
         )
         owned = locked(self.directory, "a training") if self.world.is_first else nullcontext()
         with owned, self._stop:
@@ -219,8 +217,6 @@ class Trainer:
         state = self._checkpoints.resume(self._reporter.log, self.progress.message)
         if state is None:
             self.world.copy_first(self.model.state_dict())
-            if self._ema is not None:
-                self._ema.restart()
         else:
             self._state = state
             self._reporter.resumed(state)
@@ -271,8 +267,6 @@ class Trainer:
         every = self.config.orthonormal_every
         if every and state.step % every == 0 and hasattr(self.model, "constrain_orthonormal"):
             self.model.constrain_orthonormal()  # type: ignore[operator]
-        if self._ema is not None:
-            self._ema.update(state.step)
         return outcome
 
     def _end_epoch(self, source: Source, dev_source: Source | None) -> None:
@@ -304,9 +298,8 @@ class Trainer:
         return self._stepper.evaluate(stoppable()).summary()
 
     def _finish(self, source: Source, dev_source: Source | None) -> TrainResult:
-        ema = {} if self._ema is None else self._ema.state()
         ending: Ending = make_final_model(
-            self._stepper, self._checkpoints.final, ema, self.config, source, dev_source, self._evaluate
+            self._stepper, self._checkpoints.final, self.config, source, dev_source, self._evaluate
         )
         dev = None if dev_source is None else self._evaluate(dev_source.in_order(self._stepper.share))
         self.model.eval()

@@ -219,7 +219,6 @@ def test_two_processes_end_with_the_model_that_one_ends_with(tmp_path):
         "num_epochs": 3,
         "average_last": 3,
         "combine": "best-average",
-        "ema": 0.8,
     }
     (alone_plan,) = plans(tmp_path / "alone", 1, options=options)
     train(World.alone(), alone_plan)

@@ -123,11 +123,7 @@ loss:
 train:
   num_epochs: 2
   batch_size: 2
-  average_last: 2
   dropout_schedule: 0,0.4@0.5,0
-  ema: 0.9
-  combine: best-average
-  combine_on: train
   optimizer: {name: adamw, weight_decay: 0.01, decayed: weights, max_change: 2, factors: {input_layer: 0.5}}
 """
 
@@ -151,6 +147,5 @@ def test_a_configuration_with_schedules_trains_as_it_says(fsachain, recorded):
     assert (last["leaky_hmm_coefficient"], last["denominator_scale"]) == (0.01, 1.0)
     assert (last["xent_regularize"], last["dropout"]) == (0.1, 0.0)
     assert "l2_regularize" not in last  # it does not change
-    assert list(events[-1]["candidates"]) == ["1", "2", "ema"]
     output = fsachain.ok("info", recorded / "model" / "model.safetensors").out
     assert output
