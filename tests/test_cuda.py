@@ -1,4 +1,4 @@
-"""Every CUDA kernel on tiny inputs, its text run on the host, against the oracle; tests/slow has all configurations."""
+"""Sums over paths on a device that the host stands for, and what the host plans for it; tests/slow has all kernels."""
 
 import pickle
 import threading
@@ -12,20 +12,13 @@ import tolerances
 import torch
 from device_arrays import on_device, read
 from random_graphs import connected_graph, left_to_right_graph, twin_graph
-from random_grids import TOPOLOGIES, make_grids
-from random_rows import KINDS, empty_scores, is_real, make_logits, make_rows
 from toy_training import corpus, lfmmi_trainer
 
-from fsachain import DenominatorGraph, TableBatch, best_path, compile_table, kernels, total_log_prob
-from fsachain.backends.cpu import grid as cpu_grid
+from fsachain import DenominatorGraph, TableBatch, compile_table, kernels, total_log_prob
 from fsachain.backends.cuda import backend as cuda
-from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.cuda import launch as cuda_launch
 from fsachain.backends.cuda import plan as cuda_plan
-from fsachain.backends.cuda.ctc import Sizes, Targets, Task, ctc
 from fsachain.backends.cuda.layout import LOG, PLAIN, WIDE, Division, lay_out, with_column_sums
-from fsachain.backends.cuda.paths import best_paths
-from fsachain.backends.reference import grid as reference_grid
 from fsachain.backends.reference import sums as reference
 from tools import cuda_compile, gpu_report
 from tools.bench import gpu_report as gpu_bench
@@ -162,114 +155,6 @@ def test_a_batch_laid_out_in_a_worker_gives_the_same_bits_and_is_not_laid_out_ag
     for dtype, pair in found.items():
         for ours, theirs in zip(pair, expected[dtype], strict=True):
             np.testing.assert_array_equal(ours, theirs)
-
-
-@needs_compiler
-def test_best_paths_are_the_cpus_bits():
-    batch, scores, device = own_batch(), random_scores(), HostDevice()
-    expected = best_path(batch, scores, LENGTHS, backend="cpu")
-    for budget in (None, 1.0):
-        found = best_paths(device, batch, on_device(device, scores), LENGTHS, budget)
-        np.testing.assert_array_equal(found.score.read(np.float64), expected.score)
-        arcs = found.arcs.read(np.int32, (3, 6))
-        for row, path in zip(arcs, expected.arcs, strict=True):
-            np.testing.assert_array_equal(row, [*path, *[-1] * (6 - len(path))])
-
-
-@needs_compiler
-def test_penalties_are_those_of_the_reference():
-    scores, factors, weights = 25 * random_scores(), (0.01, 0.5, 30.0), np.array([1.0, 0.5, 2.0])
-    expected, device = np.ones_like(scores), HostDevice()
-    terms = reference.add_penalties(scores, LENGTHS, weights, factors, expected)
-    out, (on_it,) = on_device(device, np.ones_like(scores)), device.upload([weights])
-    found = cuda.add_penalties(device, on_device(device, scores), LENGTHS, on_it, factors, out, 32)
-    np.testing.assert_allclose(found.read(np.float64), terms, rtol=tolerances.FLOAT64)
-    np.testing.assert_allclose(read(out), expected, rtol=tolerances.LOG_PROB_RELATIVE)
-
-
-@needs_compiler
-def test_ctc_is_that_of_torch():
-    """Labels that repeat, an empty target, one that is too long: loss +inf and no gradient."""
-    logits, frames, counts = np.nan_to_num(random_scores(4 - 1)), np.array([6, 4, 2]), np.array([3, 0, 2])
-    labels = np.array([[1, 2, 2], [0, 0, 0], [3, 3, 0]])
-    leaf = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
-    log_probs = leaf.log_softmax(2).transpose(0, 1)
-    loss = torch.nn.functional.ctc_loss(
-        log_probs,
-        torch.from_numpy(labels),
-        torch.from_numpy(frames),
-        torch.from_numpy(counts),
-        reduction="none",
-    )
-    loss[:2].sum().backward()
-    device = HostDevice()
-    gradient = on_device(device, np.full(logits.shape, np.nan, np.float32))
-    targets = Targets(on_device(device, labels), counts)
-    there = on_device(device, logits)
-    found = ctc(device, there, targets, frames, Task(0), gradient, sizes=Sizes(64, 32)).read(np.float64)
-    assert np.isposinf(found[2]) and not read(gradient)[2].any()
-    np.testing.assert_allclose(found[:2], loss.detach()[:2], rtol=tolerances.LOG_PROB_RELATIVE)
-    np.testing.assert_allclose(read(gradient)[:2], leaf.grad[:2], rtol=0, atol=tolerances.OCCUPANCY)
-
-
-@needs_compiler
-@pytest.mark.parametrize("topology", ["regular", "modified"])
-def test_grids_are_the_oracles_and_best_paths_the_cpus_bits(topology):
-    batch, values = make_grids(TOPOLOGIES[topology], [6, 1, 5], [4, 0, 6], 3.0, 1, np.float32, 0.1)
-    device, exact = HostDevice(), values.astype(np.float64)
-    expected, there = reference_grid.forward_backward(batch, exact), on_device(device, values)
-    paths = cuda_grid.best_paths(device, batch, there).read(np.uint8)
-    found = cuda_grid.forward_backward(device, batch, there).read(np.float64)
-    np.testing.assert_allclose(found, expected, rtol=tolerances.FLOAT64, atol=tolerances.FLOAT64)
-    np.testing.assert_allclose(read(there), exact, rtol=0, atol=tolerances.SURE_OCCUPANCY)
-    score, arcs = cuda_grid.read_paths(batch, paths)
-    right_score, right_arcs = cpu_grid.best_paths(batch, values)
-    np.testing.assert_array_equal(score, right_score)
-    for ours, theirs in zip(arcs, right_arcs, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
-
-
-@needs_compiler
-@pytest.mark.parametrize("kind", ["regular", "tdt"])
-def test_rows_of_logits_are_the_oracles_and_padding_gets_zeros(kind):
-    rows = make_rows("padded", KINDS[kind], 12)
-    logits, weights = make_logits(rows).astype(np.float32), np.array([1.0, -0.5, 2.0, 0.25, 1e-3])
-    g = np.random.default_rng(3).random(empty_scores(rows).shape)
-    exact, scores, gradient = np.where(is_real(rows)[:, None], logits, 0.0), empty_scores(rows), None
-    exact, gradient = exact.astype(np.float64), np.zeros(exact.shape)
-    stats = reference_grid.softmax_scores(rows, exact, scores)
-    reference_grid.softmax_gradient(rows, exact, stats, g, weights, 0.3, gradient)
-    device = HostDevice()
-    there, values, (on_it,) = (
-        on_device(device, logits),
-        on_device(device, empty_scores(rows)),
-        device.upload([weights]),
-    )
-    made = cuda_grid.softmax_scores(device, rows, there, values)
-    cuda_grid.softmax_gradient(device, rows, there, made, on_device(device, g), on_it, 0.3, there)
-    limit = tolerances.FEW_FLOAT32_TERMS
-    np.testing.assert_allclose(read(values), scores, rtol=limit, atol=limit)
-    np.testing.assert_allclose(read(there), gradient, rtol=0, atol=tolerances.FLOAT32_GRADIENT)
-    assert not read(there)[~is_real(rows)].any()
-
-
-@needs_compiler
-def test_lost_normalizers_of_pairs_are_made_again():
-    rng, device = np.random.default_rng(2), HostDevice()
-    am, lm = rng.normal(size=(1, 3, 40)), rng.normal(size=(1, 2, 40))
-    logits = am[:, None] + lm[:, :, None]
-    exact, factors = np.log(np.exp(logits).sum(axis=3)), rng.normal(size=(1, 2, 3))
-    sums, out = np.zeros((1, 2, 3)), on_device(device, np.zeros((1, 2, 3)))
-    sums[0, 1, 2] = 1.0  # this one is not lost
-    given = [on_device(device, array) for array in (am, lm, sums)]
-    cuda_grid.pair_log_sums(device, *given, 0.5, out)
-    lost = sums == 0.0
-    np.testing.assert_allclose(read(out), np.where(lost, exact, 0.0), rtol=tolerances.FLOAT64)
-    into = [on_device(device, np.zeros_like(array)) for array in (am, lm)]
-    cuda_grid.add_pair_gradient(device, *given, 0.5, out, on_device(device, factors), *into)
-    shares = np.where(lost, factors, 0.0)[..., None] * np.exp(logits - exact[..., None])
-    np.testing.assert_allclose(read(into[0]), shares.sum(axis=1), atol=tolerances.FLOAT64)
-    np.testing.assert_allclose(read(into[1]), shares.sum(axis=2), atol=tolerances.FLOAT64)
 
 
 def test_tables_laid_out_together_have_the_layouts_that_they_have_alone():

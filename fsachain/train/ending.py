@@ -45,8 +45,8 @@ def best_average(
 
     Args:
         newest_first: `state_dict()`s, loaded one at a time.
-        objective: what to maximise; NaN loses against any number, of equals the mean of fewer models is kept. Called once for
-            each candidate, in order.
+        objective: what to maximise; NaN loses against any number, of equals the mean of fewer models is kept. Called once
+            for each candidate, in order.
     """
     best: Combination | None = None
     objf: dict[str, float] = {}
