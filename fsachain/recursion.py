@@ -35,19 +35,8 @@ smallest normal float. A sequence is safe if all its alphas keep theirs,
 since what a beta loses is then less than tiny times the largest beta of a state that a path has reached, which is nothing
 beside w(t); betas of other states are put to zero. It is safe as well if a leak reaches every state and
 n(t) c min_i init(i) >> tiny, n(t) the sum of the stored a(t, .): by (5) no beta is less than c min_i init(i) times the
-largest, so w(t) is no less than that. Both are known when the alphas are. Where both fail, and there is no leak, log
-Z is computed from both ends. Let alphas lose what falls below some d, and nothing else; let betas of all states, reached
-or not, be raised by d in every frame, more than they can have lost. With such a and b, in units that keep Z the same,
-
-    (19) sum_i a(T, i) final(i)  <=  Z  <=  sum_i initial(i) b(0, i);   safe if the two are equal to rounding,
-
-for then nothing that matters was lost anywhere: X(t) = sum_i a(t, i) beta(t, i), beta exact, is the sum over the paths that
-the alphas have not lost before t; it lies between the left side and Z. The errors of a(t, i) p b(t+1, j) sum to no more,
-over all arcs, than [Z - X] + [sum a b - X], and sum a b lies between the two sides as well: it falls from the right one to
-the left one as t grows. So the occupancies of a frame, divided by their sum, are off by no more in sum than a few times the
-difference of the two sides. The betas that make them are not raised, and are zero where alphas are; what they lack is within
-the same difference. A path that alphas lose early and betas lose late is noticed where it rises in between: d rises with it.
-All is decided for each sequence from its own data; one that nothing proves safe is computed again in a wider range.
+largest, so w(t) is no less than that. Both are known when the alphas are, for each sequence from its own data; one of which
+neither is true is computed again in a wider range.
 
 Most betas of a graph that one sequence has for itself are nothing beside the others. With a and b of the same time,
 

@@ -429,3 +429,56 @@ def test_scores_that_compiled_code_cannot_read_are_copied(kind):
     expected, found = forward_backward(batch, scores), forward_backward(batch, other[kind])
     np.testing.assert_array_equal(found.log_prob, expected.log_prob)
     np.testing.assert_array_equal(found.occupancy, expected.occupancy)
+
+
+# A graph that one sequence has for itself, float64 in plain numbers: what falls behind, and what is known beforehand.
+
+PLAIN, WIDE = "float64 plain", "float64 wide"
+
+
+def alone(table, size=1):
+    return TableBatch.pack([table] * size)
+
+
+@pytest.mark.parametrize("gap", [100.0, 650.0, 700.0, 720.0, 745.0, 760.0, 1000.0, 3000.0])
+@pytest.mark.parametrize(
+    ("middle", "frames", "dtype"),
+    [(1.5, 1, np.float32), (2.5, 30, np.float32), (1.5, 30, np.float64), (2.5, 1, np.float64)],
+)
+def test_a_path_that_is_lost_from_either_end_and_wins_in_the_middle_is_not_lost(gap, middle, frames, dtype):
+    """Lobe 1 falls behind by the gap at the beginning and again at the end, and gets `middle` gaps ahead between."""
+    scores = np.zeros((1, 200, 3), dtype)
+    for start, pdf, fall in ((5, 1, gap), (90, 0, middle * gap), (150, 1, gap)):
+        scores[0, start : start + frames, pdf] = -fall / frames
+    exact = assert_agrees(alone(compile_table(two_lobes())), scores)
+    wins = exact.occupancy[0, 80, 1]
+    assert wins == pytest.approx(float(middle > 2.0), abs=tolerances.SURE_OCCUPANCY)
+
+
+@pytest.mark.parametrize("gap", np.linspace(660.0, 750.0, 19))
+@pytest.mark.parametrize("rise", [0.9, 1.0, 1.1])
+def test_digits_that_subnormal_numbers_lose_are_noticed(gap, rise):
+    """Alphas between the least normal float and the least of all hold few digits, and rounding may enlarge them."""
+    scores = np.zeros((1, 60, 3))
+    scores[0, 10, 1], scores[0, 40, 0] = -gap, -rise * gap
+    assert_agrees(alone(compile_table(two_lobes())), scores)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gap", "frames", "first"),
+    [
+        (np.float32, 40.0, 40, PLAIN),
+        (np.float32, 60.0, 40, "float32 wide"),
+        (np.float32, 20.0, 200, "float32 wide"),
+        (np.float64, 60.0, 40, PLAIN),
+        (np.float64, 140.0, 15, WIDE),
+        (np.float64, 60.0, 60, WIDE),
+    ],
+)
+def test_plain_numbers_are_not_tried_where_scores_are_far_apart(dtype, gap, frames, first, monkeypatch):
+    """By the pdfs that the graph has; others have no say."""
+    scores = np.zeros((2, frames, 4), dtype)
+    scores[:, :, 0], scores[:, :, 3] = -gap, np.nan
+    ran = spies(monkeypatch)
+    assert_agrees(alone(compile_table(two_lobes(), 4), 2), scores)
+    assert ran[0] == first

@@ -639,8 +639,8 @@ def _sum_betas(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> An
 # in memory, in the order of `tables.ArcList`; what a state or a scale needs then is done for ALONG states
 # side by side.
 
-# Equation (19), in plain numbers, which are float64 here: what is less than this among alphas is put to zero, and betas are
-# raised by it. It is 2**74 times the least number there is, so that no rounding of such numbers can be seen beside it.
+# Alphas below are put to zero, in plain numbers, which are float64 here: (13) fails where there are any, and the processor
+# takes long over subnormal ones.
 FLOOR = 2.0**-1000
 
 
@@ -695,7 +695,7 @@ def _least_each(form: Any, rows: Any, count: int) -> Any:
 
 @by_type
 def _flush_rows(form: Any, rows: Any, count: Any) -> Any:
-    """The least number that is not 0, at most 1; for (19) plain ones below FLOOR become 0. Wide numbers are never small."""
+    """The least number that is not 0, at most 1; plain ones below FLOOR become 0. Wide numbers are never small."""
     if kind_of(form) == "wide":
         return lambda form, rows, count: splat(lanes_of(form), rows.dtype.type(1))
     return _flush_along if kind_of(form) == "plain" else _least_each
@@ -823,28 +823,6 @@ def spread_arcs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now:
         leaked = read(form, now, num_states)
     _mask_betas(form, table, alpha, now)
     return tidy(sum_rows(form, work.occupancy, num_columns)), sum_rows(form, now, num_states), leaked
-
-
-@helper
-def _raise_along(rows: Any, count: int) -> None:
-    for i in range(-(-count // ALONG)):
-        x = load(ALONG_FORM, rows, i)
-        store(rows, i, x + fill(x, FLOOR))
-
-
-@helper
-def raise_betas(form: Any, table: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
-    """The betas of (19), without a leak, in plain numbers; returns their sum."""
-    arcs, num_states = table.arcs, table.arcs.num_states
-    _clear_rows(form, now, num_states)
-    _scale_betas(form, after, num_states, work)
-    for e in range(len(arcs.src)):
-        i = arcs.src[e]
-        p = multiply(weight(form, arcs.weight, e), read(form, probs, arcs.column[e]))
-        onward = multiply_add(p, read(form, work.pairs, arcs.dst[e]), read(form, now, i))
-        write(form, now, i, onward)
-    _raise_along(now, num_states)
-    return sum_rows(form, now, num_states)
 
 
 # Equations (5)-(7) on a graph that one sequence has for itself, over the states that matter: (34).

@@ -43,7 +43,7 @@ from fsachain.backends.cpu.numbers import (
 )
 from fsachain.backends.cpu.simd import by_type
 from fsachain.backends.cpu.structs import Form, Packed, pack
-from fsachain.backends.cpu.sum_product import backward, both_ends_agree, forward
+from fsachain.backends.cpu.sum_product import backward, forward
 from fsachain.backends.cpu.tables import count_pairs, kernel_table
 from fsachain.backends.cpu.threads import run_all
 from fsachain.backends.reference.sums import _frames
@@ -94,10 +94,13 @@ def _decide(form: Any, table: Any, frames: Any, record: Any, limit: Any, certain
 
 
 @jit
-def find_wide(scores: Any, lengths: Any, active: Any, offsets: Any, spread: float, is_wide: Any) -> None:
+def find_wide(
+    scores: Any, lengths: Any, active: Any, offsets: Any, spread: float, fall: float, is_wide: Any
+) -> None:
     """Of the sequences where is_wide [N], keep those whose finite scores are `spread` nats apart in four frames.
 
-    Scores [N, T, P]; sequence n sees the pdfs active[offsets[n] : offsets[n + 1]].
+    Or as far that over all frames this adds up to `fall`. Scores [N, T, P]; sequence n sees the pdfs
+    active[offsets[n] : offsets[n + 1]].
     """
     for n in range(len(is_wide)):
         for part in range(4):
@@ -106,7 +109,7 @@ def find_wide(scores: Any, lengths: Any, active: Any, offsets: Any, spread: floa
                 y = scores[n, t, active[k]]
                 if -np.inf < y < np.inf:
                     top, low = max(top, y), min(low, y)
-            is_wide[n] &= top - low > spread
+            is_wide[n] &= top - low > min(spread, fall / lengths[n])
 
 
 @helper
@@ -134,29 +137,26 @@ def _run_segments(
     found: Any,
     certain: Any,
     out: Any,
-    confirmed: bool,
 ) -> None:
     """found [2, W], log Z and E[A], and certain [W]; where that is true, out[n, t, p] += factors [W] x occupancy.
 
     Unless `out` is empty. With expected numbers the derivative of E[A], (M6), takes the place of the occupancy.
 
     Frames are worked on in segments. The alphas before each are kept in `memory`, and all those of one segment at a time
-    (all of two, in turn, if out is empty, when there is but one segment). `confirmed`: an earlier call with the same
-    arguments made the forward pass and was not certain, but `confirm` was.
+    (all of two, in turn, if out is empty, when there is but one segment).
     """
     work, record, checkpoints, lengths = memory.work, memory.record, memory.checkpoints, frames.lengths
     history, beta = work.history, work.beta
     count, starts, wanted = 0, len(checkpoints), False
     for g in range(len(lengths)):
         count = max(count, lengths[g])
-    if not confirmed:
-        for index in range(max(starts, 1)):
-            if index > 0:
-                _copy(history[segment], history[0])
-                _copy(history[0], checkpoints[index])
-            forward(form, table, c, frames, index * segment, min((index + 1) * segment, count), work, record)
-        _conclude(table, frames, record, found)
-        _decide(form, table, frames, record, limit, certain)
+    for index in range(max(starts, 1)):
+        if index > 0:
+            _copy(history[segment], history[0])
+            _copy(history[0], checkpoints[index])
+        forward(form, table, c, frames, index * segment, min((index + 1) * segment, count), work, record)
+    _conclude(table, frames, record, found)
+    _decide(form, table, frames, record, limit, certain)
     for g in range(len(certain)):
         usable = certain[g] and math.isfinite(found[0, g]) and lengths[g] > 0 and len(out) > 0
         factor = factors[g] if usable else 0.0
@@ -177,12 +177,6 @@ def _run_segments(
 run, run_inside = jit_on_views(_run_segments), helper(_run_segments)  # from Python, from another kernel
 
 
-@jit_on_views
-def confirm(form: Any, table: Any, c: Any, frames: Any, memory: Any) -> bool:
-    """Equation (19) for a sequence in plain numbers without a leak, after `run` was not certain of it."""
-    return both_ends_agree(form, table, c, frames, memory.work, memory.record)
-
-
 Scores = npt.NDArray[np.floating]
 Lengths = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -198,6 +192,7 @@ FEW = 1000  # arcs; layouts differ by 0.1 ms a call there, not worth the seconds
 # Nats between the scores of a frame. Where they are further apart wide numbers, of the scores' type, take no longer than a
 # list in plain ones, which are often of no use.
 SPREAD = {SINGLE: 48.0, DOUBLE: 128.0}
+FALL = 2800.0  # nats, over all frames: slow paths through a numerator are then so far behind that (13) fails
 BEYOND_CACHE = 16_000  # pairs whose rows of 16 float32 leave a second-level cache of 1 MB
 # Equation (13): a plain product below these may have lost digits, or everything, and what was lost may matter.
 SMALLEST = {SINGLE: 1e-30, DOUBLE: 1e-290}
@@ -369,7 +364,7 @@ def _are_wide(batch: TableBatch, job: _Job) -> Bools:
     is_wide = ~is_dense(num_arcs, np.diff(offsets), num_states) & (job.lengths > 0)
     if is_wide.any():
         spread = SPREAD[job.scores.dtype]
-        find_wide(job.scores, job.lengths, np.concatenate(active), offsets, spread, is_wide)
+        find_wide(job.scores, job.lengths, np.concatenate(active), offsets, spread, FALL, is_wide)
     return is_wide
 
 
@@ -476,15 +471,7 @@ def _in_numbers(graph: _Graph, job: _Job, lanes: npt.NDArray[np.int64]) -> tuple
         memory, inputs = block.at(buffer), (job.scores, padded, lengths, columns)
         frames = pack(Frames(*inputs) if job.accuracy is None else AccurateFrames(*inputs, job.accuracy))
         leak = _leak(form, job.leaky, dtype)
-        arguments = form, table, leak, frames, plan.segment, memory, limit, factors, found, certain, job.out
-        run(*arguments, False)
-        # Weights below the limit may themselves have lost digits.
-        data = table.value
-        simple = isinstance(data.arcs, ArcList) and form.kind == "plain" and not job.leaky and count > 0
-        if simple and not certain[0] and np.isfinite(found[0, 0]) and data.least[[0, 1, 3]].min() >= limit:
-            certain[0] = confirm(form, table, leak, frames, memory)
-            if certain[0] and len(job.out):
-                run(*arguments, True)
+        run(form, table, leak, frames, plan.segment, memory, limit, factors, found, certain, job.out)
     finally:
         give_back(buffer)
     return found[:, : len(lanes)], certain[: len(lanes)]

@@ -135,7 +135,7 @@ def _run(
     for g in range(len(lanes)):
         factors[g] = -weights[lanes[g]]
     found, certain = group.found, group.certain
-    rest = group.memory, limit, factors, found, certain, out, False
+    rest = group.memory, limit, factors, found, certain, out
     run_inside(form, group.table, c, frames, segment, *rest)
     for g in range(len(given)):
         n = given[g]

@@ -12,7 +12,6 @@ frame runs over the arcs depends on the layout of the table: see `arcs`.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from fsachain.backends.cpu.arcs import (
@@ -23,7 +22,6 @@ from fsachain.backends.cpu.arcs import (
     gather_groups,
     gather_pairs,
     probabilities_across,
-    raise_betas,
     spread_arcs,
     spread_both_ways,
     spread_groups,
@@ -240,33 +238,3 @@ def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, 
         occupied, total, leaked = _spread(form, table, alphas, after, work.probs[t - first], now, work)
         _write_occupancy(form, table, frames, t, occupied, work, out)
         keep_beta(form, c, total, leaked, work)
-
-
-# Equation (19): log Z from both ends, for a sequence of which (13) does not say that nothing was lost.
-#
-# The forward pass has put alphas below a floor to zero, so its Z is not too large. Here betas run in the same
-# plain numbers, raised in every frame by more than they can have lost, so their Z is not too small. A pass
-# over betas alone costs a sixth of what wide numbers do.
-
-SAME = 1e-11  # the two may differ by this share, most of which is left to rounding
-
-
-@helper
-def both_ends_agree(form: Any, table: Any, c: Any, frames: Any, work: Any, record: Any) -> bool:
-    """For one sequence with a path, whose graph does not leak, in plain numbers."""
-    count, scales = frames.lengths[0], 0
-    nothing = zero(form, work.leak)
-    for t in range(count - 1, -1, -1):
-        after, now = work.beta[(t + 1) % 2], work.beta[t % 2]
-        end_betas(form, table, c, frames, t + 1, after, work)
-        scales += work.beta_scale[0, 0]
-        probs = work.probs[t % len(work.probs)]
-        if len(work.probs) < count:  # they are made again, and not where those of the last segment are
-            load_scores(lanes_of(form), frames, t, work)
-            probs = work.occupancy
-            make_probabilities(form, table.arcs, frames.columns, record.scale[t : t + 1], work, probs)
-        keep_beta(form, c, raise_betas(form, table, after, probs, now, work), nothing, work)
-    z = 0.0
-    for i in range(len(table.initial.mantissas)):
-        z += table.initial.mantissas[i] * work.beta[0][i, 0]
-    return abs(math.ldexp(z / record.z[0], scales) - 1.0) <= SAME
