@@ -19,8 +19,9 @@ if find_spec(f"{__name__}.kernels") is None:  # a checkout that nobody has insta
 
 _NAMES = {  # by module
     "backends.cpu.threads": "get_num_threads set_num_threads",
-    "backends.dispatch": "available_backends best_path forward_backward n_best sample_paths",
-    "backends.results": "BestPath ForwardBackward NBest SampledPaths",
+    "backends.dispatch": (
+        "BestPath ForwardBackward NBest SampledPaths available_backends best_path forward_backward n_best sample_paths"
+    ),
     "batch": "TableBatch",
     "cli.alignment": "Aligner",
     "decode.align": "Alignment Tolerance",

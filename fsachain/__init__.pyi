@@ -8,6 +8,18 @@ from fsachain.backends.cpu.threads import (
     set_num_threads as set_num_threads,
 )
 from fsachain.backends.dispatch import (
+    BestPath as BestPath,
+)
+from fsachain.backends.dispatch import (
+    ForwardBackward as ForwardBackward,
+)
+from fsachain.backends.dispatch import (
+    NBest as NBest,
+)
+from fsachain.backends.dispatch import (
+    SampledPaths as SampledPaths,
+)
+from fsachain.backends.dispatch import (
     available_backends as available_backends,
 )
 from fsachain.backends.dispatch import (
@@ -21,18 +33,6 @@ from fsachain.backends.dispatch import (
 )
 from fsachain.backends.dispatch import (
     sample_paths as sample_paths,
-)
-from fsachain.backends.results import (
-    BestPath as BestPath,
-)
-from fsachain.backends.results import (
-    ForwardBackward as ForwardBackward,
-)
-from fsachain.backends.results import (
-    NBest as NBest,
-)
-from fsachain.backends.results import (
-    SampledPaths as SampledPaths,
 )
 from fsachain.batch import TableBatch as TableBatch
 from fsachain.cli.alignment import Aligner as Aligner

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.brief import brief
-from fsachain.errors import BackendUnavailable, ShapeError
+from fsachain.errors import BackendUnavailable, ShapeError, brief
 from fsachain.fsa import Fsa
 from fsachain.table import TransitionTable, compile_table
 

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.brief import brief
-from fsachain.errors import DataError, GraphError, ShapeError
+from fsachain.errors import DataError, GraphError, ShapeError, brief
 from fsachain.files import parse_json, read_npz, replacing
 from fsachain.fsa import Floats, Fsa, Ints
 

@@ -2,8 +2,7 @@
 
 import itertools
 
-from fsachain.graph.context import ContextTree
-from fsachain.graph.decision_tree import PDF_CLASS, DecisionTree, Leaf, Split, Table
+from fsachain.graph.context import PDF_CLASS, ContextTree, DecisionTree, Leaf, Split, Table
 
 
 def tree_of(phones, topology, width, centre, pdf_of):

@@ -26,8 +26,7 @@ from fsachain.errors import DataError
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.train.config import OptimizerConfig, TrainConfig
 from fsachain.train.source import BatchSource, supervise
-from fsachain.train.stats import EpochSums
-from fsachain.train.step import Stepper
+from fsachain.train.step import EpochSums, Stepper
 from fsachain.train.stopping import StoppedError
 from fsachain.train.trainer import Trainer
 from fsachain.train.world import WHOLE

@@ -23,15 +23,13 @@ from fsachain.data.dataset import Example, OutputWindow, WindowBatch, collate, c
 from fsachain.decode.align import FrameTiming, align_utterance, aligned_phones
 from fsachain.decode.ctm import CtmEntry
 from fsachain.errors import ConfigError
-from fsachain.graph.chunks import chunk_windows, make_chunks
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
-from fsachain.graph.supervision import AlignedPhone, build_supervision
+from fsachain.graph.supervision import AlignedPhone, build_supervision, chunk_windows, make_chunks
 from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.train.config import OptimizerConfig, TrainConfig
 from fsachain.train.source import BatchSource, supervise
-from fsachain.train.stats import EpochSums
-from fsachain.train.step import Stepper
+from fsachain.train.step import EpochSums, Stepper
 
 NUM_FEATURES = 3
 LEXICON = Lexicon.from_entries([("no", 1.0, ["N", "OW"]), ("own", 1.0, ["OW", "N"])])

@@ -15,7 +15,7 @@ from fsachain import DenominatorGraph, Fsa, equivalent, estimate_phone_lm
 from fsachain.cli.graphs import load_normalization
 from fsachain.cli.lang import load_lang
 from fsachain.data.kaldi_examples import read_examples
-from fsachain.graph.chunks import load_chunks
+from fsachain.graph.supervision import load_chunks
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.lattice import phone_lattice, read_lattice
 from fsachain.kaldi.model import read_transition_model

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from cli_fixtures import assert_one_line
 
-from fsachain.cli.config import Experiment, read_experiment
-from fsachain.cli.configuration import NETWORKS, SECTIONS, options_of
+from fsachain.cli.config import NETWORKS, SECTIONS, Experiment, options_of, read_experiment
 from fsachain.data.features import FeatureConfig
 from fsachain.errors import ConfigError
 from fsachain.train.config import load_yaml

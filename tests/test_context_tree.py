@@ -8,8 +8,7 @@ import tolerances
 from context_trees import full_tree, split_triphone
 
 from fsachain.errors import ConfigError, GraphError, ShapeError
-from fsachain.graph.context import BiphoneCounts, ContextTree
-from fsachain.graph.decision_tree import DecisionTree, Leaf, Split, Table
+from fsachain.graph.context import BiphoneCounts, ContextTree, DecisionTree, Leaf, Split, Table
 from fsachain.graph.lexicon import read_phones
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree

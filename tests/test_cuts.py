@@ -16,7 +16,7 @@ from fsachain.data import DataDir, FeatureConfig, load_examples
 from fsachain.data.audio import audio_identity, read_audio
 from fsachain.data.features import frame_counts, utterance_features
 from fsachain.errors import DataError
-from fsachain.report.media import samples_of
+from fsachain.report.collect import samples_of
 
 FEATURES = FeatureConfig(num_mel_bins=8)
 ARCHIVE = FeatureConfig(kind="archive", num_columns=5)

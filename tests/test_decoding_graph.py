@@ -23,8 +23,7 @@ from fsachain.graph.numerator import build_numerator
 from fsachain.graph.topology import Topology
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.model import pdf_graph, read_context_tree, read_transition_model
-from fsachain.kaldi.symbols import grammar_over, read_symbols
-from fsachain.openfst import Transducer, read_fst
+from fsachain.openfst import Transducer, grammar_over, read_fst, read_symbols
 from fsachain.stream import Cursor
 
 # Homophones (two, too), a word that begins another (to, tot), two pronunciations (a), one word twice as long.

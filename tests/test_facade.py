@@ -18,7 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fsachain
 from fsachain import DenominatorGraph, Fsa, LFMMILoss, TableBatch, total_log_prob
-from fsachain.brief import brief
+from fsachain.errors import brief
 
 
 def test_type_checkers_see_the_same_names_in_the_same_modules():

@@ -18,7 +18,7 @@ from fsachain import GraphError, TableBatch, compile_table, forward_backward
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import DataError
 from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.training_log import LoggedObjective, read_objective
+from fsachain.kaldi.examples import LoggedObjective, read_objective
 from fsachain.kaldi.values import read_matrix, write_matrices
 from tools.golden import graphs, kaldi, peers
 from tools.golden.rows import compare, kaldi_fsa

@@ -21,9 +21,8 @@ from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example
 from fsachain.kaldi.model import read_context_tree, read_topology, read_transition_model, read_tree
-from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector, write_matrices
-from fsachain.openfst import read_fst
+from fsachain.openfst import read_fst, read_symbols
 from fsachain.stream import Cursor, open_file
 
 CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied", "lm8_onesent"]

@@ -110,8 +110,7 @@ def test_the_topology_that_kaldi_gets_is_ours(topology):
 def test_the_lexicon_that_kaldi_gets_is_kaldis(shared):
     """L.fst of a golden case, arc for arc but for the numbers of states."""
     from fsachain.kaldi.archive import read_value
-    from fsachain.kaldi.symbols import read_symbols
-    from fsachain.openfst import read_fst
+    from fsachain.openfst import read_fst, read_symbols
 
     folder = shared / "golden/kaldi/lm/lm1_tiny"
     lexicon = Lexicon.read(folder / "lexiconp.txt", phones=folder / "phones.txt")

@@ -20,9 +20,8 @@ from fsachain.cli.record import record_run, recorded_stage
 from fsachain.cli.report import write_scalars
 from fsachain.errors import ConfigError, DataError
 from fsachain.report.collect import Layout, collect, read_stages
-from fsachain.report.contents import NOTHING, all_tables
 from fsachain.report.heard import add_times, choose
-from fsachain.report.page import render, write_report
+from fsachain.report.page import NOTHING, all_tables, render, write_report
 from fsachain.train.log import JsonLinesLog, read_log
 from tests import report_inputs
 

@@ -25,7 +25,9 @@ from fsachain import (
     estimate_phone_lm,
     forward_backward,
 )
-from fsachain.graph.chunks import (
+from fsachain.graph.supervision import (
+    AlignedPhone,
+    build_supervision,
     chunk_windows,
     holds_chunks,
     load_chunks,
@@ -33,7 +35,6 @@ from fsachain.graph.chunks import (
     num_chunks,
     save_chunks,
 )
-from fsachain.graph.supervision import AlignedPhone, build_supervision
 
 PHONES = ("SIL", "A", "B")
 TOPOLOGIES = {

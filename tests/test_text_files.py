@@ -15,8 +15,8 @@ from fsachain.errors import FsachainError
 from fsachain.fsa import Fsa
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.values import read_alignment, read_posterior
+from fsachain.openfst import read_symbols
 
 
 def acceptor(path):

@@ -24,8 +24,7 @@ from fsachain.train.log import JsonLinesLog, read_log
 from fsachain.train.reporting import DivergedError, ShownProgress
 from fsachain.train.schedule import Schedule, ScheduleConfig
 from fsachain.train.source import BatchSource, supervise
-from fsachain.train.stats import EpochSums
-from fsachain.train.step import Stepper
+from fsachain.train.step import EpochSums, Stepper
 from fsachain.train.trainer import prefetch
 
 

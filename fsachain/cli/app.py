@@ -12,7 +12,7 @@ import click
 _TABLE = """
 The whole way
   run           run           Go the whole way from data sets and a lexicon to a word error rate.
-  config        configuration Explain every option of a configuration.
+  config        config        Explain every option of a configuration.
   warmup        warmup        Compile the kernels beforehand, for container images.
 Data and graphs
   spell         lang          Make a lexicon of characters, where there is no dictionary.

@@ -63,9 +63,8 @@ from fsachain.graph.open_vocabulary import open_grammar, spelling_model, spelt_o
 from fsachain.graph.patterns import Pattern, alternatives_as_text, build_pattern_numerator, optional
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.lattice import Lattice, read_lattice
-from fsachain.kaldi.symbols import grammar_over, read_symbols
 from fsachain.nn.word_network import WordNetwork
-from fsachain.openfst import Transducer, read_fst
+from fsachain.openfst import Transducer, grammar_over, read_fst, read_symbols
 from fsachain.progress import counter
 
 Outputs = Mapping[str, NDArray[np.float32]]

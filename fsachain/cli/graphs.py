@@ -51,8 +51,7 @@ from fsachain.graph.transducer import product, remove_epsilons
 from fsachain.kaldi.archive import read_table as read_archive
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.model import TransitionModel, pdf_graph, read_transition_model
-from fsachain.kaldi.symbols import grammar_over, read_symbols
-from fsachain.openfst import Transducer, read_fst
+from fsachain.openfst import Transducer, grammar_over, read_fst, read_symbols
 from fsachain.progress import counter
 
 DENOMINATOR = "den.fst"

@@ -18,9 +18,9 @@ from fsachain.decode.wer import score as score_words
 from fsachain.errors import DataError, GraphError, but_for, counted
 from fsachain.fsa import Fsa
 from fsachain.graph import algorithms
-from fsachain.graph.chunks import holds_chunks, load_chunks
 from fsachain.graph.numerator import load_numerators
 from fsachain.graph.shards import SUFFIX, TableShards
+from fsachain.graph.supervision import holds_chunks, load_chunks
 from fsachain.kaldi.archive import read_value
 from fsachain.openfst import MAGIC, read_fst
 from fsachain.progress import counter

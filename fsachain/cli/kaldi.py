@@ -41,17 +41,15 @@ from fsachain.decode.wer import write_text
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError, counted
 from fsachain.fsa import Fsa
-from fsachain.graph.chunks import Chunk, save_chunks
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.graph.phone_lm import estimate_phone_lm
+from fsachain.graph.supervision import Chunk, save_chunks
 from fsachain.kaldi import values
 from fsachain.kaldi.archive import read_table, read_value
-from fsachain.kaldi.examples import ChainExample, read_example
+from fsachain.kaldi.examples import ChainExample, read_example, read_objective
 from fsachain.kaldi.lattice import CompactLattice, read_lattice
 from fsachain.kaldi.model import pdf_graph, read_context_tree, read_topology, read_transition_model, read_tree
-from fsachain.kaldi.symbols import read_symbols
-from fsachain.kaldi.training_log import read_objective
-from fsachain.openfst import Transducer, read_fst
+from fsachain.openfst import Transducer, read_fst, read_symbols
 from fsachain.progress import counter
 from fsachain.stream import Cursor
 

@@ -40,7 +40,7 @@ from fsachain.files import read_npz
 from fsachain.fsa import Fsa
 from fsachain.graph.numerator import build_numerator, load_numerators
 from fsachain.loss.rnnt import rnnt_lattice
-from fsachain.plot import alignment, graph, occupancy, results
+from fsachain.plot import graph, occupancy, results
 from fsachain.plot.canvas import save_figure
 from fsachain.plot.occupancy import OccupancyPanel
 from fsachain.report.collect import number, read_table
@@ -195,12 +195,12 @@ def draw_alignment(
     title = f"{utterance}: {' '.join(one.words)}"
     config = experiment.features.fitted([one])
     if one.audio is not None:
-        values = alignment.spectrogram(read_audio(one, config.sample_rate), config.sample_rate)
-        figure = alignment.plot_alignment(values, tiers, title=title)
+        values = results.spectrogram(read_audio(one, config.sample_rate), config.sample_rate)
+        figure = results.plot_alignment(values, tiers, title=title)
     else:
         (example,) = load_examples(DataDir((one,)), config)
         shift = config.frame_shift_ms / 1000.0
-        figure = alignment.plot_alignment(example.features, tiers, frame_shift=shift, title=title)
+        figure = results.plot_alignment(example.features, tiers, frame_shift=shift, title=title)
     _save(figure, out)
 
 

@@ -23,10 +23,18 @@ from fsachain.decode.align import aligned_phones
 from fsachain.decode.ctm import CtmEntry, by_utterance, read_ctm
 from fsachain.errors import ConfigError, DataError, but_for, counted
 from fsachain.fsa import Fsa
-from fsachain.graph.chunks import Chunk, chunk_windows, make_chunks, num_chunks, save_chunks
 from fsachain.graph.lexicon import read_phones
 from fsachain.graph.numerator import made_with
-from fsachain.graph.supervision import AlignedPhone, Supervision, build_supervision
+from fsachain.graph.supervision import (
+    AlignedPhone,
+    Chunk,
+    Supervision,
+    build_supervision,
+    chunk_windows,
+    make_chunks,
+    num_chunks,
+    save_chunks,
+)
 from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import CompactLattice, phone_lattice, read_lattice

@@ -26,10 +26,10 @@ from fsachain.data.workers import Workers
 from fsachain.errors import ConfigError, DataError
 from fsachain.files import read_npz, replacing
 from fsachain.graph.archive import origin_of
-from fsachain.graph.chunks import Chunk, holds_chunks, load_chunks
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import FLOOR, Numerator, load_numerators, source_of
 from fsachain.graph.shards import NumeratorMaker, TableShards
+from fsachain.graph.supervision import Chunk, holds_chunks, load_chunks
 from fsachain.progress import counter
 from fsachain.table import TransitionTable, compile_table
 from fsachain.train.source import (

@@ -14,13 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.utils.rnn import pad_sequence
 
-from fsachain.brief import brief
 from fsachain.data.audio import Perturbation
 from fsachain.data.cmvn import Cmvn, CmvnConfig
 from fsachain.data.features import FeatureConfig, Progress, by_chunk, load_chunk, load_features
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, Utterance, UtteranceError
-from fsachain.errors import DataError
+from fsachain.errors import DataError, brief
 
 
 @dataclass(frozen=True, eq=False)

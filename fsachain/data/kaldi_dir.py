@@ -21,10 +21,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from fsachain.brief import brief
 from fsachain.data.cuts import holds_cuts, read_cuts
 from fsachain.data.utterance import Fault, Faults, Utterance, UtteranceError, is_command, shortened
-from fsachain.errors import DataError
+from fsachain.errors import DataError, brief
 from fsachain.files import LONGEST_LINE, binary_lines, line_text, without_collector
 
 __all__ = ["DataDir", "Utterance", "is_command", "read_table"]

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.brief import brief
-from fsachain.errors import ConfigError, GraphError, require
+from fsachain.errors import ConfigError, GraphError, brief, require
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_arcs

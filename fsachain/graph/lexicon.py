@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fsachain.brief import brief
-from fsachain.errors import DataError, GraphError
+from fsachain.errors import DataError, GraphError, brief
 from fsachain.files import LONGEST_LINE, binary_lines, parse_json, replacing, text_lines, without_collector
-from fsachain.kaldi.symbols import read_symbols
+from fsachain.openfst import read_symbols
 
 __all__ = ["Lexicon", "Pronunciation"]
 

@@ -24,8 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.brief import brief
-from fsachain.errors import ConfigError, GraphError
+from fsachain.errors import ConfigError, GraphError, brief
 from fsachain.files import parse_json, read_npz, replacing
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.archive import (

@@ -18,8 +18,17 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError, ShapeError
-from fsachain.graph.context import ContextTree, named_ids, named_partition
-from fsachain.graph.decision_tree import PDF_CLASS, DecisionTree, Leaf, Node, Split, Table
+from fsachain.graph.context import (
+    PDF_CLASS,
+    ContextTree,
+    DecisionTree,
+    Leaf,
+    Node,
+    Split,
+    Table,
+    named_ids,
+    named_partition,
+)
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.graph.topology import Topology
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.brief import brief
-from fsachain.errors import ConfigError, DataError, GraphError
+from fsachain.errors import ConfigError, DataError, GraphError, brief
 from fsachain.fsa import Fsa, arcs_from, input_fsa
 from fsachain.graph.supervision import PhoneLattice
 from fsachain.graph.transducer import Numbers, remove_epsilons

@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError, GraphError
-from fsachain.graph.context import ContextTree
-from fsachain.graph.decision_tree import NO_BRANCH, DecisionTree, Leaf, Node, Split, Table
+from fsachain.graph.context import NO_BRANCH, ContextTree, DecisionTree, Leaf, Node, Split, Table
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.values import read_vector
 from fsachain.openfst import Transducer

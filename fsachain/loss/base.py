@@ -14,9 +14,8 @@ from fsachain.backends import arrays, dispatch
 from fsachain.backends.arrays import check_budget
 from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, find_batch
-from fsachain.brief import brief
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, brief
 from fsachain.loss.autograd import Operator, as_tensor, new_buffer, packed, scale_gradient, wants_gradient
 
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.

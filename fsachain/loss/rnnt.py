@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from fsachain.backends import dispatch
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Grid, Placed
-from fsachain.brief import brief
-from fsachain.errors import ConfigError, ShapeError
+from fsachain.errors import ConfigError, ShapeError, brief
 from fsachain.fsa import Ints
 from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsachain.brief import brief
-from fsachain.errors import DataError, ShapeError
+from fsachain.errors import DataError, ShapeError, brief
 
 
 class NetworkOutput(NamedTuple):

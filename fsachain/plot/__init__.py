@@ -15,7 +15,6 @@ save_figure, figure_png, figure_svg    files, bytes, text
 
 from __future__ import annotations
 
-from fsachain.plot.alignment import Spectrogram, plot_alignment, spectrogram
 from fsachain.plot.canvas import figure_png, figure_svg, save_figure
 from fsachain.plot.graph import plot_graph
 from fsachain.plot.occupancy import (
@@ -29,7 +28,14 @@ from fsachain.plot.occupancy import (
     plot_trellis,
     sum_columns,
 )
-from fsachain.plot.results import plot_training, plot_wer, read_events
+from fsachain.plot.results import (
+    Spectrogram,
+    plot_alignment,
+    plot_training,
+    plot_wer,
+    read_events,
+    spectrogram,
+)
 
 __all__ = [
     "OccupancyPanel",

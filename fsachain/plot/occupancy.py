@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.dispatch import forward_backward
-from fsachain.brief import brief
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, ShapeError, require
+from fsachain.errors import ConfigError, ShapeError, brief, require
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.numerator import Numerator

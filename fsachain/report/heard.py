@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from fsachain.data.kaldi_dir import Utterance
 from fsachain.decode.ctm import CtmEntry, read_ctm
 from fsachain.decode.wer import EPSILON, ErrorCounts, UtteranceScore, WerReport
-from fsachain.report.collect import Findings
-from fsachain.report.media import Clip, Picture, bitmap, clip, samples_of
+from fsachain.report.collect import Clip, Findings, Picture, bitmap, clip, samples_of
 
 if TYPE_CHECKING:
     from fsachain.plot import TrellisPair

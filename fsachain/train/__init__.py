@@ -11,6 +11,5 @@ checkpoint   safetensors files, and how a training is taken up again after any e
 ending       the final model, made of those of the last epochs
 reporting    what a person and the log are told
 log          JSON lines for a program
-stats        sums over an epoch
 stopping     SIGTERM
 """

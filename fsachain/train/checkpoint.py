@@ -27,8 +27,7 @@ from fsachain.train.config import TrainConfig, changes, to_dict
 from fsachain.train.log import JsonLinesLog
 from fsachain.train.schedule import Scheduled
 from fsachain.train.source import Source
-from fsachain.train.stats import EpochSums
-from fsachain.train.step import Precision
+from fsachain.train.step import EpochSums, Precision
 from fsachain.train.world import World
 
 Tensors = dict[str, torch.Tensor]

@@ -21,8 +21,7 @@ from fsachain.train.checkpoint import TrainState
 from fsachain.train.config import TrainConfig, to_dict
 from fsachain.train.log import JsonLinesLog
 from fsachain.train.source import Source, SupervisedBatch
-from fsachain.train.stats import EpochSums
-from fsachain.train.step import StepOutcome
+from fsachain.train.step import EpochSums, StepOutcome
 from fsachain.train.world import World
 
 REFRESH_SECONDS = 0.25

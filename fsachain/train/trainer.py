@@ -35,8 +35,7 @@ from fsachain.train.optimizer import Schedules, make_optimizer
 from fsachain.train.reporting import Progress, Reporter
 from fsachain.train.schedule import Scheduled
 from fsachain.train.source import BatchSource, Source, SupervisedBatch
-from fsachain.train.stats import EpochSums
-from fsachain.train.step import StepOutcome, Stepper
+from fsachain.train.step import EpochSums, StepOutcome, Stepper
 from fsachain.train.stopping import MESSAGE, StoppedError, StopRequest
 from fsachain.train.world import World
 

@@ -7,10 +7,10 @@ import pytest
 
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.files import parse_json
-from fsachain.graph.chunks import holds_chunks, load_chunks
 from fsachain.graph.grammar import grammar_from_arpa
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import load_numerators
+from fsachain.graph.supervision import holds_chunks, load_chunks
 from fsachain.train.config import MAX_BYTES, load_yaml
 from fsachain.train.log import JsonLinesLog
 from tools.fuzz.readers import READERS

@@ -21,9 +21,8 @@ from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example
 from fsachain.kaldi.model import read_topology, read_transition_model, read_tree
-from fsachain.kaldi.symbols import read_symbols
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector
-from fsachain.openfst import MAGIC, read_fst
+from fsachain.openfst import MAGIC, read_fst, read_symbols
 from tools.fuzz.damage import HUGE
 
 

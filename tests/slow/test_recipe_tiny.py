@@ -17,7 +17,7 @@ from fsachain.cli.model import AcousticModel
 from fsachain.cli.resources import Resources
 from fsachain.cli.run import FIRST_PASS
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.graph.chunks import load_chunks
+from fsachain.graph.supervision import load_chunks
 from fsachain.report.collect import read_stages
 from fsachain.train.log import read_log
 from recipes.demo.prepare import prepare

@@ -11,13 +11,11 @@ import numpy as np
 
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.kaldi.archive import read_table, read_value
-from fsachain.kaldi.examples import read_example
+from fsachain.kaldi.examples import read_example, read_objective
 from fsachain.kaldi.lattice import read_lattice
 from fsachain.kaldi.model import read_topology, read_transition_model, read_tree
-from fsachain.kaldi.symbols import read_symbols
-from fsachain.kaldi.training_log import read_objective
 from fsachain.kaldi.values import read_alignment, read_matrix, read_num_rows, read_posterior
-from fsachain.openfst import read_fst
+from fsachain.openfst import read_fst, read_symbols
 from fsachain.stream import Cursor
 from tools.fuzz.reader import Reader, content
 

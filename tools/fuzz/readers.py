@@ -24,10 +24,10 @@ from fsachain.decode.wer import read_text
 from fsachain.errors import DataError, MissingExtraError
 from fsachain.files import read_npz
 from fsachain.fsa import Fsa
-from fsachain.graph.chunks import Chunk, load_chunks, save_chunks
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator, load_numerators, save_numerators
+from fsachain.graph.supervision import Chunk, load_chunks, save_chunks
 from fsachain.graph.topology import Topology
 from fsachain.nn.tdnnf import Tdnnf
 from fsachain.table import TableFile, TransitionTable, compile_table, write_tables
