@@ -73,15 +73,3 @@ def is_real(rows):
 def empty_scores(rows):
     """Scores [K, cells] before any row is read."""
     return np.full((len(rows.classes), num_cells(rows)), -np.inf)
-
-
-def alone(rows, n):
-    """Rows of one sequence by itself, and where they stand among all."""
-    own = rows.sequences[n : n + 1].copy()
-    begin = int(own[0, 0])
-    own[0, 0] = own[0, 6] = 0
-    frames = int(own[0, 2])
-    single = rows._replace(
-        sequences=own, first=rows.first[n : n + 1, :frames], targets=rows.targets[n : n + 1]
-    )
-    return single, slice(begin, begin + frames * int(own[0, 3]))

@@ -225,12 +225,10 @@ class Identity:
 
     Attributes:
         facts: options of the training, schedules of the loss, and both sets of utterances, as JSON can hold them.
-        hash: what checkpoints of earlier versions have in their place; the development set is not in it.
         scheduled: (epoch, batch, num_epochs) -> the values that change with progress, by name, in the step that comes next.
     """
 
     facts: dict[str, Any]
-    hash: str
     scheduled: Callable[[int, int, int], dict[str, float]]
 
     @classmethod
@@ -245,7 +243,6 @@ class Identity:
         options = {name: value for name, value in to_dict(config).items() if name not in _FREE_OPTIONS}
         changing = {name: str(value) for name, value in sorted(loss_options.items())}
         data = source.fingerprint()
-        old = json.dumps([{**options, **_GONE_OPTIONS}, data, *([changing] if changing else [])])
         facts = {
             "train": options,
             "loss": changing,
@@ -254,22 +251,16 @@ class Identity:
             if dev_source is None
             else _set_fact(dev_source.num_utterances, dev_source.fingerprint()),
         }
-        return cls(facts, hashlib.sha256(old.encode()).hexdigest(), scheduled)
+        return cls(facts, scheduled)
 
-    def check(self, state: Mapping[str, Any], epoch: int, batch: int, tell: Callable[[str], None]) -> None:
+    def check(self, state: Mapping[str, Any], epoch: int, batch: int) -> None:
         """A ConfigError names what a checkpoint at this place was made with that is different now.
 
         Another number of epochs is none where all that is scheduled goes on from where it is.
         """
         before = state.get("identity")
         if not isinstance(before, Mapping):
-            if state.get("fingerprint") != self.hash:
-                raise ConfigError(
-                    "other options or utterances; an earlier version wrote it, which does not say which"
-                )
-            if self.facts["development set"] != "none":
-                tell("an earlier version wrote this training: its development set cannot be compared")
-            return
+            raise ConfigError("options and utterances that cannot be compared: an earlier version wrote it")
         told = changes(_without_gone(before), self.facts)
         if not told:
             return
@@ -418,7 +409,7 @@ class Checkpoints:
             try:
                 found = Checkpoint.load(path)
                 if not checked:
-                    self._check(found, tell)
+                    self._check(found)
                     checked = True
             except DataError as error:
                 damage[path] = error
@@ -440,9 +431,9 @@ class Checkpoints:
             f"{self.folder}: no checkpoint can be gone on from ({reason}); delete the folder to start anew"
         )
 
-    def _check(self, checkpoint: Checkpoint, tell: Callable[[str], None]) -> None:
+    def _check(self, checkpoint: Checkpoint) -> None:
         try:
-            self.identity.check(checkpoint.state, checkpoint.epoch, checkpoint.batch, tell)
+            self.identity.check(checkpoint.state, checkpoint.epoch, checkpoint.batch)
         except ConfigError as error:
             raise ConfigError(
                 f"{self.folder.parent}: holds a training with {error}; delete it or choose another folder"

@@ -7,7 +7,6 @@ import torch
 from device_arrays import WithFarMemory, far_memory, on_device, read, strided, upper_halves
 from random_rows import (
     KINDS,
-    alone,
     empty_scores,
     is_real,
     make_logits,
@@ -157,19 +156,6 @@ def test_no_bit_depends_on_blocks_spans_or_strides(kind):
     device = HostDevice()
     spread, into = strided(device, logits), on_device(device, np.zeros_like(logits))
     assert_same_bits(run(rows, spread, g, out=into, device=device), expected)
-
-
-@of_kinds_and_layouts
-def test_a_sequence_has_the_same_bits_alone_and_in_any_batch(layout, kind):
-    rows = make_rows(layout, KINDS[kind], 40)
-    logits, g = make_logits(rows).astype(np.float32), occupancies(rows)
-    together = run(rows, logits, g)
-    for n in range(len(rows.sequences)):
-        single, where = alone(rows, n)
-        begin, count = int(rows.sequences[n, 6]), int(rows.sequences[n, 2] * rows.sequences[n, 7])
-        cells = slice(begin, begin + count)
-        found = run(single, logits[where], g[:, cells], weights=WEIGHTS[n : n + 1])
-        assert_same_bits(found, (together[0][:, cells], together[1][where]))
 
 
 def test_rows_lie_beyond_31_bits():
