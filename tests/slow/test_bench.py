@@ -10,7 +10,7 @@ from tools.bench import calls, workloads, yardstick
 
 TINY = workloads.Sizes(
     batch_sizes=(1, 3), sequences=3, frames=12, long=(4, 20), packed=5, large=(10, 40, 6, 3, 30),
-    transducer=(2, 6, 3, 20), states=10, arcs=40, pdfs=6,
+    transducer=(2, 6, 3, 20), growth=((5, 20), (30, 60), (2, 8)), states=10, arcs=40, pdfs=6,
     numerator_states=8, numerator_pdfs=20, labels=9, label_length=4, seconds=0.0,
 )  # fmt: skip
 

@@ -1,11 +1,11 @@
-"""Print how fast the CPU backend is, next to a plain loop and peers timed in the same rounds.
+"""Print how fast the CPU backend is, next to limits, yardsticks and peers timed in the same rounds.
 
     python -m tools.bench.report [--only TABLES] [--threads 1,2] [--seconds S] [--save]
 
 A row gives the median, least and most of the time of a forward and backward pass, and nanoseconds per arc-evaluation
 (arcs x frames x sequences). Ratios are ours / theirs, paired round by round, so that a busy machine touches both alike:
-below one means that ours is faster. `plain loop` is the same work by the loop that anyone would write first
-(`yardstick.py`), in one thread with scores x 1.
+below one means that ours is faster. `limit` is what this machine forbids to undercut (`yardstick.py`), `plain loop` the same
+work by the loop that anyone would write first, in one thread with scores x 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAKERS = {
     "denominator": tables.leaky_denominator, "long": tables.long_denominator,
     "exact": tables.exact_denominator, "numerators": tables.numerators, "ctc": tables.ctc,
     "packing": tables.packing, "loss": tables.whole_loss, "forgiving": tables.forgiving, "memory": peak.memory,
-    "transducer": transducer.transducer, "peers": peers.beside_peers,
+    "growth": tables.growth, "transducer": transducer.transducer, "peers": peers.beside_peers,
 }  # fmt: skip
 
 

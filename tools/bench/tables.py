@@ -1,8 +1,8 @@
-"""Tables of the recursion and the losses, each row timed beside what it is compared with."""
+"""Tables of the recursion and the losses, each row timed beside what it is compared with; and growth with size."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -25,24 +25,27 @@ from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.loss.total import total_log_prob
 from fsachain.table import compile_table
-from tools.bench import calls, workloads
+from tools.bench import calls, workloads, yardstick
 from tools.bench.graphs import DIGITS, drawn
 from tools.bench.timing import Call, Calls, Comparison, Name, Row, Table, take_turns
-from tools.bench.workloads import LEAK, Scores, Sizes, Workloads, random_scores, work_of
+from tools.bench.workloads import LEAK, Scores, Sizes, Work, Workloads, random_scores, work_of
 
 NUMERATOR_SCALES = 1, 30, 80, 1000
 WSJ_FRAMES = 200  # num_wsj needs 166
 
 
-def compared(ours: Calls, theirs: Calls, seconds: float, evaluations: int = 0) -> list[Row]:
-    """A row for each of our jobs, with ratios to theirs: with as many threads, else with one."""
-    times, rows = take_turns({**ours, **theirs}, seconds), []
+def compared(
+    ours: Calls, theirs: Calls, seconds: float, evaluations: int = 0, least: Work | None = None
+) -> list[Row]:
+    """A row for each of our jobs, with ratios to the work's limit and to theirs: with as many threads, else with one."""
+    times = take_turns({**ours, **theirs, **(yardstick.rates() if least else {})}, seconds)
+    rows = []
     for key in ours:
-        ratios = []
+        ratios = [yardstick.against_limit(times, key, least)] if least else []
         for other in dict.fromkeys(name for name, _ in theirs):
             beside = times.get((other, key[1])) or times[other, 1]
             ratios.append(Comparison(other, times[key].over(beside)))
-        rows.append(Row(*key, times[key], evaluations, tuple(ratios)))
+        rows.append(Row(*key, times[key], least.evaluations if least else evaluations, tuple(ratios)))
     return rows
 
 
@@ -69,8 +72,8 @@ def long_denominator(work: Workloads, sizes: Sizes) -> Table:
     ours = {
         (f"{work.name}, B {size}, T {frames}", max(sizes.threads)): calls.backend_call(batch, scores, LEAK)
     }
-    count = work_of(batch, frames, work.denominator.num_pdfs).evaluations
-    return Table(f"a long batch, leak {LEAK:g}", compared(ours, {}, sizes.seconds, count))
+    least = work_of(batch, frames, work.denominator.num_pdfs)
+    return Table(f"a long batch, leak {LEAK:g}", compared(ours, {}, sizes.seconds, least=least))
 
 
 def exact_denominator(work: Workloads, sizes: Sizes) -> Table:
@@ -109,8 +112,12 @@ def _numerator_rows(name: str, batch: TableBatch, frames: int, sizes: Sizes) -> 
 
 
 def _beside_plain(ours: Calls, plain: Call, batch: TableBatch, scores: Scores, sizes: Sizes) -> list[Row]:
-    count = work_of(batch, *scores.shape[1:]).evaluations
-    return compared(ours, {("plain loop", 1): plain}, sizes.seconds, count)
+    """Of a wide network output only the columns of active pdfs are read and written."""
+    width = scores.shape[2]
+    if not batch.is_shared:
+        width = max(len(batch.table(n).active_pdfs) for n in range(batch.size))
+    least = work_of(batch, scores.shape[1], width)
+    return compared(ours, {("plain loop", 1): plain}, sizes.seconds, least=least)
 
 
 def _at_scales(
@@ -183,8 +190,8 @@ def ctc(work: Workloads, sizes: Sizes) -> Table:
     scores = random_scores(batch.size, sizes.frames, sizes.labels)
     made: dict[str, Call] = {**calls.ctc_calls(batch, work.targets, scores)}
     peer = made.popitem()
-    count = work_of(batch, sizes.frames, sizes.labels).evaluations
-    rows = compared(per_thread(made, sizes), per_thread(dict([peer]), sizes), sizes.seconds, count)
+    least = work_of(batch, sizes.frames, sizes.labels)
+    rows = compared(per_thread(made, sizes), per_thread(dict([peer]), sizes), sizes.seconds, least=least)
     return Table(f"CTC, B {batch.size}, log-softmax included", rows)
 
 
@@ -281,3 +288,52 @@ def _beside_the_plain(name: str, jobs: Mapping[str, Call], sizes: Sizes) -> list
     """The first is the plain one."""
     plain, *others = ((f"{name}, {job}", call) for job, call in jobs.items())
     return compared(per_thread(dict([plain, *others]), sizes), {("plain", 1): plain[1]}, sizes.seconds)
+
+
+# How time grows with frames, arcs and sequences: a slope of 1 on logarithmic axes is linear.
+
+POINTS = 5
+LANES = 16  # sequences that fill a vector register
+FEW_FRAMES = 15
+
+
+def growth(work: Workloads, sizes: Sizes) -> Table:
+    """Over two decades each, in one thread: the denominator by frames, arcs and sequences, numerators by frames."""
+    frames, arcs, sequences = (_between(*ends) for ends in sizes.growth)
+    name, graph, num_pdfs = work.name, work.denominator, work.denominator.num_pdfs
+    lanes, numerators = graph.batch(LANES), pack_numerators(work, work.numerator_pdfs)
+    graphs = {
+        n: DenominatorGraph(workloads.connected(max(n // 10, 2), n, num_pdfs), num_pdfs).batch(LANES)
+        for n in arcs
+    }
+    rows = [
+        _slope(f"{name}, B {LANES}: frames", frames, lambda t: (lanes, t), sizes),
+        _slope(f"random graphs, B {LANES}: arcs", arcs, lambda n: (graphs[n], sizes.frames), sizes),
+        _slope(
+            f"{name}, T {FEW_FRAMES}: sequences", sequences, lambda n: (graph.batch(n), FEW_FRAMES), sizes
+        ),
+        _slope(f"numerators, B {numerators.size}: frames", frames, lambda t: (numerators, t), sizes),
+    ]
+    return Table(f"growth with size, leak {LEAK:g} and 0, one thread; ns/arc at each size", rows)
+
+
+def _slope(
+    name: str, points: tuple[int, ...], work_at: Callable[[int], tuple[TableBatch, int]], sizes: Sizes
+) -> Row:
+    """Time the batch and frames that `work_at(size)` gives. The slope is that of log seconds over log size."""
+    jobs, evaluations = {}, []
+    for size in points:
+        batch, frames = work_at(size)
+        num_pdfs = batch.table(0).num_pdfs
+        scores = random_scores(batch.size, frames, num_pdfs)
+        jobs[f"{size}", 1] = calls.backend_call(batch, scores, LEAK if batch.is_shared else 0.0)
+        evaluations.append(work_of(batch, frames, num_pdfs).evaluations)
+    times = [taken.scaled(1.0) for taken in take_turns(jobs, sizes.seconds).values()]
+    # Of the least times, which others disturb least.
+    slope = float(np.polyfit(np.log(points), np.log([time.least for time in times]), 1)[0])
+    each = zip(points, times, evaluations, strict=True)
+    return Row(name, 1, figures={"slope": slope, **{f"at {n}:": 1e9 * t.median / e for n, t, e in each}})
+
+
+def _between(first: int, last: int) -> tuple[int, ...]:
+    return tuple(int(size) for size in np.geomspace(first, last, POINTS).round())

@@ -51,6 +51,8 @@ class Sizes:
     label_length: int = 40
     # sequences, frames, labels and classes of the transducer table
     transducer: tuple[int, int, int, int] = (8, 200, 50, 500)
+    # the smallest and the largest frames, arcs and sequences of the slopes
+    growth: tuple[tuple[int, int], ...] = ((15, 1500), (1000, 100_000), (16, 1600))
     threads: tuple[int, ...] = (1, 2)  # how many threads rows have, one row for each
     seconds: float = 1.5  # time for each group of rows
 

@@ -1,12 +1,21 @@
-"""What the backend is compared with: the plain loop that anyone would write first.
+"""What the backend is compared with: the plain loop that anyone would write first, and the rates of the machine.
 
 The plain loop does the work of equations (1)-(7) for a batch that shares one graph, in one thread: sequences innermost,
 every alpha kept, each frame divided by its sum. It takes its scores in the order it likes best, has one length for all and
 no way out when a sum underflows.
+
+The limit is what the machine forbids to undercut: two multiply-adds for each arc-evaluation, and the bytes that must
+move. The forward and the backward pass each add a product of a weight and a number of another state to a sum, which is
+one multiply-add per arc with the other factors taken out of the loop; occupancies, exponentials and normalisation come
+on top and are not counted. Through memory go the scores once, the gradient in and out, and the alphas out and in where
+they are larger than the caches. The larger of the two times counts, at rates measured in the same rounds by one thread,
+divided by the threads. Operands of the multiply-adds stand in the first-level cache, which graphs of thousands of
+states do not: no program reaches 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numba
@@ -15,8 +24,18 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu.jit import with_cache
 from fsachain.table import ArcView, TransitionTable
+from tools.bench.timing import Call, Comparison, Name, Times
+from tools.bench.workloads import PER_ARC, Work
 
 Reals = npt.NDArray[np.floating[Any]]
+
+CACHE_LINE = 64  # bytes
+ROWS, LANES = 8, 512  # 16 KB, within the first-level cache
+PASSES = 20_000
+MULTIPLY_ADDS = PASSES * ROWS * LANES
+STREAM_LENGTH = 8 << 20  # three arrays of 32 MB, more than the caches hold
+ADDING, MOVING = ("multiply-adds", 1), ("memory", 1)  # the jobs that measure the two rates
+STREAM_BYTES = 4 * 4 * STREAM_LENGTH  # three arrays are read, one is written
 
 
 def _kernel(function: Any) -> Any:
@@ -144,3 +163,50 @@ def _sum(rows: Any, weights: Any, total: Any) -> None:
     for i in range(len(rows)):
         for g in range(len(total)):
             total[g] += weights[i] * rows[i, g]
+
+
+def multiply_add_arrays() -> tuple[Reals, Reals, Reals]:
+    """Rows begin at a cache line, so that the rate does not hang on where memory was free."""
+    generator = np.random.default_rng(1)
+    room = np.zeros((ROWS + 2) * LANES, np.float32)
+    first = (-room.ctypes.data % CACHE_LINE) // room.itemsize
+    rows = room[first : first + (ROWS + 1) * LANES].reshape(ROWS + 1, LANES)
+    rows[:ROWS] = generator.random((ROWS, LANES), dtype=np.float32)
+    return rows[:ROWS], generator.random(ROWS, dtype=np.float32), rows[ROWS]
+
+
+@_kernel
+def multiply_add(x: Any, w: Any, out: Any, passes: int) -> None:
+    """out += w x, `passes` times: a state with eight arcs, the sum in a register, operands in the first-level cache."""
+    for _ in range(passes):
+        w0, w1, w2, w3, w4, w5, w6, w7 = w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7]
+        for g in range(len(out)):
+            low = w0 * x[0, g] + w1 * x[1, g] + w2 * x[2, g] + w3 * x[3, g]
+            out[g] += low + (w4 * x[4, g] + w5 * x[5, g] + w6 * x[6, g] + w7 * x[7, g])
+
+
+def stream_arrays() -> tuple[Reals, Reals, Reals]:
+    generator = np.random.default_rng(1)
+    x, y = (generator.random(STREAM_LENGTH, dtype=np.float32) for _ in range(2))
+    return x, y, np.zeros_like(x)
+
+
+@_kernel
+def stream(x: Any, y: Any, z: Any) -> None:
+    """z += x y, once through memory."""
+    for i in range(len(z)):
+        z[i] += x[i] * y[i]
+
+
+def rates() -> dict[Name, Call]:
+    """The jobs that measure the two rates; they run in the same rounds as what is compared with the limit."""
+    operands, arrays = multiply_add_arrays(), stream_arrays()
+    return {ADDING: lambda: multiply_add(*operands, PASSES), MOVING: lambda: stream(*arrays)}
+
+
+def against_limit(times: Mapping[Name, Times], name: Name, work: Work) -> Comparison:
+    """How far the job `name` is from the limit of its work and threads."""
+    pairs = zip(times[ADDING].seconds, times[MOVING].seconds, strict=True)
+    arithmetic, traffic = PER_ARC * work.evaluations / MULTIPLY_ADDS, work.bytes / STREAM_BYTES
+    limit = Times(tuple(max(arithmetic * a, traffic * m) / name[1] for a, m in pairs))
+    return Comparison("limit", times[name].over(limit))
