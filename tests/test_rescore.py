@@ -229,6 +229,9 @@ def test_sums_over_paths_choose_what_most_paths_say(lexicon, tree, trigram):
         assert by_sums[name] == sequences[int(np.argmax(totals))].words
         changed += by_sums[name] != rescorer.best(0.7, 0.2)[name]
     assert changed
+    none = {name: np.full(len(total), -math.inf) for name, total in sums.items()}
+    of_search = Rescorer(lists, lexicon, language, Weights(0.8, 0.3), language, none).best(0.7, 0.2)
+    assert of_search == {name: sequences[0].words for name, sequences in lists.items()}
 
 
 def test_a_speed_that_no_copy_may_have_is_refused():

@@ -447,13 +447,15 @@ def _path_sums(
     lists: Mapping[str, Sequence[WordSequence]],
     resources: Resources,
 ) -> dict[str, NDArray[np.float64]]:
-    """Of word sequences by utterance, the mean over `rescoring.speeds` of `sums_over_paths`."""
+    """By utterance, the mean over `rescoring.speeds` of `sums_over_paths`; -inf where one has no features."""
     speeds, scale = model.experiment.rescoring.speeds, model.experiment.decoding.search.acoustic_scale
     sums = {name: np.zeros(len(sequences)) for name, sequences in lists.items()}
     for speed in speeds:
         _, outputs = network_outputs(model, data, resources, speed=speed)
         for name in track(list(lists), f"word sequences at speed {speed:g}"):
-            if sequences := [one.words for one in lists[name]]:
+            if name not in outputs:
+                sums[name] -= np.inf
+            elif sequences := [one.words for one in lists[name]]:
                 scores = scale * outputs[name]
                 sums[name] += sums_over_paths(sequences, scores, lang.lexicon, lang.tree) / len(speeds)
     return sums

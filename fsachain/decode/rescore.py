@@ -240,7 +240,7 @@ class Rescorer:
             self._rows[name] = rows
 
     def best(self, lm_weight: float, word_insertion_penalty: float) -> dict[str, tuple[str, ...]]:
-        """The best words of each utterance; where the second model allows none, those of the search."""
+        """The best words of each utterance; where a model or the recording allows none, those of the search."""
         found: dict[str, tuple[str, ...]] = dict.fromkeys(self._lists, ())
         for name, rows in self._rows.items():
             if len(rows):
