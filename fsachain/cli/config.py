@@ -431,6 +431,10 @@ _GONE = {
     "train.combine=ema": "train.average_last has the mean of the last epochs",
     "train.combine_on": '"best-average" is decided on the development set',
 }
+_AS_NOW = {
+    "train.ema": 0.0,
+    "train.combine_on": "dev",
+}  # what all configurations had that did not ask for another
 
 
 def _known(sections: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -443,8 +447,8 @@ def _known(sections: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         for inner in tables:
             table = table.get(inner) if isinstance(table, Mapping) else None
         if isinstance(table, dict) and name in table and value in ("", table[name]):
-            del table[name]
-            if where:
+            was = table.pop(name)
+            if where and was != _AS_NOW.get(gone):
                 note(f"{where}: {gone} is no option any more: {why}")
     return sections
 
