@@ -424,23 +424,20 @@ class DecodingConfig:
         check_range(self, "[0, 1]", "first_pass_share")
 
 
-# Options, and values of options, that went away, which models and folders made before still have; what takes their place.
+# Options, and values of options, that went away, which models and folders made before still have; the value that asked for
+# nothing else than what is done now; what takes their place.
 _GONE = {
-    "decoding.search.search": "there is one search",
-    "train.ema": "train.average_last has the mean of the last epochs",
-    "train.combine=ema": "train.average_last has the mean of the last epochs",
-    "train.combine_on": '"best-average" is decided on the development set',
+    "decoding.search.search": (None, "there is one search"),
+    "train.ema": (0.0, "train.average_last has the mean of the last epochs"),
+    "train.combine=ema": (None, "train.average_last has the mean of the last epochs"),
+    "train.combine_on": ("dev", '"best-average" is decided on the development set'),
 }
-_AS_NOW = {
-    "train.ema": 0.0,
-    "train.combine_on": "dev",
-}  # what all configurations had that did not ask for another
 
 
 def _known(sections: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """Without options that went away; told of a file."""
     sections = copy.deepcopy(dict(sections))
-    for gone, why in _GONE.items():
+    for gone, (as_now, why) in _GONE.items():
         option, _, value = gone.partition("=")
         *tables, name = option.split(".")
         table: Any = sections
@@ -448,7 +445,7 @@ def _known(sections: Mapping[str, Any], where: str) -> Mapping[str, Any]:
             table = table.get(inner) if isinstance(table, Mapping) else None
         if isinstance(table, dict) and name in table and value in ("", table[name]):
             was = table.pop(name)
-            if where and was != _AS_NOW.get(gone):
+            if where and was != as_now:
                 note(f"{where}: {gone} is no option any more: {why}")
     return sections
 

@@ -199,7 +199,7 @@ def told_stars(normalization: Fsa | None, forgive: Forgiveness | None) -> str:
     ):
         return ""
     return (
-        f"; each star has the {normalization.num_arcs} arcs of the phone language model: training is faster with "
+        f"; each star has the {normalization.num_arcs} arcs of the phone language model: training is fastest with "
         "phone_lm.ngram_order: 2"
     )
 

@@ -158,7 +158,7 @@ def sums_over_paths(
     lexicon: Lexicon,
     tree: ContextTree,
 ) -> npt.NDArray[np.float64]:
-    """Log-probability of each word sequence over all its paths, pronunciations and silences, float64 [N].
+    """log Z of each word sequence, equation (4): over all its paths, pronunciations and silences; float64 [N], nats.
 
     `scores` are the network outputs [T, P] of the utterance. Transitions cost nothing, as in numerators. -inf where a
     sequence does not fit into the frames; one without words is silence alone.

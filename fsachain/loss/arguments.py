@@ -231,9 +231,10 @@ def _check_targets(call: Given, heads: list[int]) -> None:
     if not call.targets.is_cpu:
         return
     (labels, alone), values = heads, call.targets.numpy()
-    every = values.reshape(-1).tolist() if alone < 0 else [-1]
-    if not every or 0 <= min(every) <= max(every) < labels:  # padding, too
-        return
+    if alone < 0:
+        every = values.reshape(-1).tolist()
+        if not every or 0 <= min(every) <= max(every) < labels:  # padding, too
+            return
     wrong = (values < 0) | (values >= labels) | (values == alone)
     wrong &= np.arange(values.shape[1]) < call.sizes.numpy()[:, 3:4]
     if np.count_nonzero(wrong):

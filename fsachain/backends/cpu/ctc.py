@@ -78,18 +78,14 @@ class Group(NamedTuple):
     """What some sequences side by side run on: fields of kernels' arguments, as `Stage` lays them out.
 
     What a target decides is `fill`ed in: mantissas and exponents, of the weights of `table` in the three orders of
-    `ArcRows`, then the final ones; offset, slope, active and counts of its columns; lanes and lengths; the least weights of
-    `KernelTable`. The same for all targets of so many labels are, for each arc in the three orders, prices; labels, of how
+    `ArcRows`, then the final ones; lanes and lengths; the least weights of `KernelTable`; offset, slope, active and counts
+    of its columns. The same for all targets of so many labels are, for each arc in the three orders, prices; labels, of how
     many a target must have at least, and apart: see `CtcArcs`; final [U + 1, F] and end_prices [F]: see `final_states`;
     column_labels: see `fsachain.backends.ctc`. factors [W], found [2, W], certain [W]: of `run`.
     """
 
     mantissas: Floats
     exponents: Integers
-    offset: Floats
-    slope: Floats
-    active: npt.NDArray[np.uint32]
-    counts: Integers
     lanes: Integers
     lengths: Integers
     factors: Floats
@@ -255,7 +251,9 @@ def _pattern(kind: _Kind, form: Form) -> tuple[Group, npt.NDArray[np.uint8], Sha
     number = np.concatenate(numbers)
     last, width = firsts[-1] + fsa.num_states, form.width
     label_of = column_labels(num_labels, repeats_apart, errors.has_star)
-    sizes: tuple[tuple[tuple[int, ...], Any], ...] = (  # of the first fields of `Group`
+    sizes: tuple[
+        tuple[tuple[int, ...], Any], ...
+    ] = (  # of the first fields of `Group`, and of its columns after two
         ((last, width), np.float64),
         ((last if form.is_wide else 0, width), np.int64),
         ((len(label_of), width), np.float64),
@@ -282,7 +280,8 @@ def _pattern(kind: _Kind, form: Form) -> tuple[Group, npt.NDArray[np.uint8], Sha
     place = np.arange(len(label_of), dtype=np.uint32)
     columns: Any = OwnColumns(active, counts, offset, slope, np.empty(0, np.int64), place)
     group = Group(
-        *parts,  # type: ignore[call-arg]
+        *parts[:2],
+        *parts[6:],  # type: ignore[call-arg]
         *(np.asarray(x, np.int64)[number] for x in (own.price, own.label, own.apart)),
         *final_states(np.arange(num_labels + 1), num_labels, topology, errors),
         label_of,
