@@ -156,7 +156,7 @@ def test_what_cannot_be_searched_is_refused_by_name(tmp_path):
     for name in ("bad", "absent"):
         with pytest.raises(GraphError, match=rf"{name}\.fst"):
             Decoder(tmp_path / f"{name}.fst", WORDS)
-    for options in ({"max_active": 0}, {"beam": 0.0}, {"beam": float("nan")}):
+    for options in ({"max_active": 1}, {"beam": 0.0}, {"beam": float("nan")}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             DecoderConfig(**options)
     with pytest.raises(GraphError, match="expected a DecodingGraph"):

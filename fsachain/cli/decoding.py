@@ -185,9 +185,9 @@ def network_outputs(
     return usable, outputs
 
 
-def _write_tuning(out: Path, result: TuningResult) -> None:
+def _write_tuning(out: Path, result: TuningResult, **more: Any) -> None:
     (out / "tuning.txt").write_text(result.to_text(), encoding="utf-8")
-    (out / "tuning.json").write_text(json.dumps(result.to_dict(), indent=2) + "\n", encoding="utf-8")
+    (out / "tuning.json").write_text(json.dumps(result.to_dict() | more, indent=2) + "\n", encoding="utf-8")
 
 
 def _write_scored(out: Path, data: DataDir, hypotheses: Mapping[str, Sequence[str]]) -> WerReport:
@@ -262,10 +262,12 @@ def tune_data(
     said = {name: words for name, words in data.transcripts.items() if name in outputs}
     known: dict[Weights, TuningPoint] = {}
     kept: dict[Weights, dict[str, WordLattice | None]] = {}
+    narrowed: dict[Weights, dict[str, float]] = {}  # beams
     while point not in known and len(known) < MOST_SEARCHES:
         graph = graphs.build(point)
         with resources.searching("search of the development set") as how:
             kept[point] = search_lattices(outputs, graph, graphs.words, options.search, **how)
+        narrowed[point] = how["narrowed"]
         axes = {name: sorted({*axis, at}) for (name, axis), at in zip(axes.items(), point, strict=True)}
         result = tune(kept[point], said, graphs.words, **axes, known=known)
         known[point] = next(one for one in result.points if one.weights == point)
@@ -274,7 +276,7 @@ def tune_data(
         point = result.best.weights
     if point not in known:
         result = replace(result, best=min(known.values(), key=lambda one: one.counts.errors))
-    _write_tuning(out, result)
+    _write_tuning(out, result, narrowed=narrowed.get(result.best.weights, {}))
     if keep:
         point = result.best.weights
         lattices = kept.get(point) or kept[[*kept][-1]]

@@ -19,6 +19,7 @@ from fsachain.data.features import FeatureConfig
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, told_left_out, write_faults
 from fsachain.data.workers import Workers
+from fsachain.decode.decoder import told_narrowed
 from fsachain.errors import ConfigError, DataError, FsachainError, LeftOutError, counted, require
 from fsachain.progress import counter
 
@@ -110,9 +111,17 @@ class Resources:
 
     @contextmanager
     def searching(self, what: str) -> Iterator[dict[str, Any]]:
-        """Who searches, as `decode` and `lattices` take it, with a bar."""
+        """Who searches, as `decode` and `lattices` take it, with a bar, and a line about beams that were narrowed."""
+        narrowed: dict[str, float] = {}
         with counter(what) as update:
-            yield {"num_workers": self.workers, "executor": self.executor, "progress": update}
+            yield {
+                "num_workers": self.workers,
+                "executor": self.executor,
+                "progress": update,
+                "narrowed": narrowed,
+            }
+        if narrowed:
+            click.echo(f"{what}: {told_narrowed(narrowed)}")
 
     def collect(
         self, make: Callable[[Item], Result], items: Sequence[tuple[str, Item]], what: str

@@ -5,10 +5,14 @@ output labels are replaced by the numbers of its arcs, so that all that is known
 OpenFst allocates what the header of a file claims, aborts the process where it cannot, and follows arcs to states that do
 not exist. So graphs are read and checked by our own reader, and what it read is written anew for kaldifst. kaldi-decoder
 holds the interpreter lock while it searches, so utterances are divided among processes, not threads.
+
+Its search for a lattice has a beam and no other bound, and says nothing until it ends: with a network that knows little it
+took 45 s for an utterance of dev. So its live states are counted beforehand, by a search that keeps their costs alone.
 """
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -27,8 +31,9 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import csgraph
 
+from fsachain.backends.cpu.beam import LiveStates
 from fsachain.decode.lattices import WordLattice
-from fsachain.errors import ConfigError, DataError, GraphError, ShapeError, require
+from fsachain.errors import ConfigError, DataError, GraphError, ShapeError, counted, require
 from fsachain.graph.decoding import DecodingGraph
 from fsachain.graph.open_vocabulary import Piece, spelt_out
 from fsachain.kaldi.lattice import Lattice
@@ -37,6 +42,11 @@ from fsachain.stream import Cursor, open_file
 
 Float32Array = npt.NDArray[np.float32]
 _WIDENED = 3.0  # nats by which the beam of a lattice is wider in each further search
+_NARROWED = 1.0  # nats by which it is narrower where too much is alive
+_MIN_ACTIVE = (
+    20  # states that a frame keeps, whatever the beam; kaldi-decoder asks for more than that as max_active
+)
+_NAMED = 5  # utterances
 _ROUNDING = 0.01  # nats between the costs of a path in two searches
 Found = TypeVar("Found")
 Progress = Callable[[int, int], None]  # called with (utterances done, utterances in all)
@@ -108,9 +118,10 @@ class DecoderConfig:
         beam (nats): Paths worse than the best of their frame by more than this cost are dropped.
         lattice_beam (nats): Paths of the lattice worse than the best one by more than this are pruned.
         acoustic_scale (factor): Factor on the network outputs; 1.0 is right for LF-MMI.
-        max_active (states): Most that are alive per frame: what keeps a wide beam fast where scores are flat.
-        first_beam (nats): The beam of the search for a lattice, which has no such bound. Where the best path that the search
-            without one finds is not in the lattice it is widened by steps of 3, at most to `beam`.
+        max_active (states): Most that are alive per frame, what keeps a wide beam fast where scores are flat. Where a search
+            for a lattice has more on average its beam is narrowed, by steps of 1 nat.
+        first_beam (nats): The beam of the search for a lattice. Where the best path that the search without one finds is not
+            in the lattice it is widened by steps of 3, at most to `beam`.
     """
 
     beam: float = 16.0
@@ -120,9 +131,11 @@ class DecoderConfig:
     first_beam: float = 9.0
 
     def __post_init__(self) -> None:
-        for name in ("beam", "lattice_beam", "acoustic_scale", "max_active", "first_beam"):
+        for name in ("beam", "lattice_beam", "acoustic_scale", "first_beam"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} is not positive")
+        if self.max_active < 2:
+            raise ConfigError(f"max_active: {self.max_active!r} is less than 2")
 
 
 @dataclass(frozen=True)
@@ -142,8 +155,53 @@ class Hypothesis:
 NO_PATH = Hypothesis((), -np.inf, -np.inf, complete=False)
 
 
+class _Paths(NamedTuple):
+    """A lattice: start, costs of the ends [S, 2], sources and the rest of its arcs, whose `olabel` is an arc's number."""
+
+    start: int
+    finals: npt.NDArray[np.float32]
+    src: npt.NDArray[np.int32]
+    arcs: npt.NDArray[Any]
+
+
+def _paths_of(found: bool, lattice: Any) -> _Paths | None:
+    """Of a lattice of kaldifst, which writes them to files alone."""
+    if not found or not lattice.num_states:
+        return None
+    with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
+        path = Path(folder, "lattice")
+        lattice.write(str(path))
+        cursor = open_file(path)
+        header = read_header(cursor)
+        return _Paths(header.start, *read_body(cursor, header, LATTICE_ARC))
+
+
+def _beside(one: _Paths, other: _Paths) -> _Paths:
+    """The paths of both, whose starts become one."""
+    number = len(one.finals) + np.arange(len(other.finals), dtype=np.int32)
+    number[other.start + 1 :] -= 1
+    number[other.start] = one.start
+    arcs = other.arcs.copy()
+    arcs["dst"] = number[arcs["dst"]]
+    src = np.concatenate([one.src, number[other.src]])
+    order = np.argsort(src, kind="stable")
+    finals = np.concatenate([one.finals, np.delete(other.finals, other.start, axis=0)])
+    return _Paths(one.start, finals, src[order], np.concatenate([one.arcs, arcs])[order])
+
+
+def _cost(path: Any) -> float:
+    """Of a linear lattice of kaldifst; inf for None."""
+    if path is None:
+        return np.inf
+    weight = require("kaldifst", extra="recipes").get_linear_symbol_sequence(path)[-1]
+    return float(weight.value1 + weight.value2)
+
+
 class Decoder:
     """A decoding graph made ready for search.
+
+    `narrowed` has the beams, in nats, of the searches for a lattice that `max_active` narrowed, by the name of the
+    utterance; 0 where the lattice is the best path alone.
 
     `graph` is a `DecodingGraph`, the path or bytes of an OpenFst file (vector or const, binary or text), or a pywrapfst
     object; `words` are those of id 1, 2, ...: `lexicon.words`, or `words_and_pieces(lexicon)`, whose pieces are joined to
@@ -159,6 +217,8 @@ class Decoder:
         source = portable(graph)
         self._fst, self._arcs = load(source)
         self._graph = source if isinstance(source, DecodingGraph) else None
+        self._live_states: LiveStates | None = None
+        self.narrowed: dict[str, float] = {}
         self._num_pdfs = int(self._arcs.ilabel.max(initial=0))
         max_word = int(self._arcs.olabel.max(initial=0))
         if max_word > len(self.words):
@@ -175,53 +235,44 @@ class Decoder:
         return self._best(self._scaled(nnet_output, name))
 
     def _best(self, scores: Float32Array) -> Hypothesis:
-        if not len(scores):
-            return NO_PATH
-        kaldi_decoder = require("kaldi_decoder", extra="recipes")
-        options = kaldi_decoder.FasterDecoderOptions(beam=self.config.beam, max_active=self.config.max_active)
-        search = kaldi_decoder.FasterDecoder(self._fst, options)
-        search.decode(kaldi_decoder.DecodableCtc(scores))
-        ok, path = search.get_best_path()
-        if not ok:
+        path, complete = self._best_path(scores)
+        if path is None:
             return NO_PATH
         kaldifst = require("kaldifst", extra="recipes")
         _, _, numbers, weight = kaldifst.get_linear_symbol_sequence(path)
         word_ids = self._arcs.olabel[np.array(numbers, dtype=np.int64) - 1].tolist()
         words = spelt_out(self.words[word_id - 1] for word_id in word_ids if word_id)
-        return Hypothesis(words, -weight.value1, -weight.value2, bool(search.reached_final()))
+        return Hypothesis(words, -weight.value1, -weight.value2, complete)
+
+    def _best_path(self, scores: Float32Array) -> tuple[Any, bool]:
+        """As a linear lattice of kaldifst, None where no path survived; and whether it reached a final state."""
+        if not len(scores):
+            return None, False
+        kaldi_decoder = require("kaldi_decoder", extra="recipes")
+        most = self.config.max_active
+        options = kaldi_decoder.FasterDecoderOptions(
+            beam=self.config.beam, max_active=most, min_active=min(_MIN_ACTIVE, most - 1)
+        )
+        search = kaldi_decoder.FasterDecoder(self._fst, options)
+        search.decode(kaldi_decoder.DecodableCtc(scores))
+        ok, path = search.get_best_path()
+        return (path, bool(search.reached_final())) if ok else (None, False)
 
     def lattice(self, nnet_output: npt.ArrayLike, name: str = "") -> Lattice | None:
         """The likely paths of one utterance; arguments and errors as for `decode`.
 
         Their cost exceeds that of the best by at most about `lattice_beam`. Transitions are pdf + 1; costs are those of the
         search, acoustic scale included. If no final state was reached every state of the last frame is final. None when
-        no path survived. The lattice of a `DecodingGraph` is a `WordLattice`.
+        no path survived. The lattice of a `DecodingGraph` is a `WordLattice`. Where the beam was narrowed (`narrowed`), the
+        path that `decode` finds is in it nevertheless.
         """
-        scores = self._scaled(nnet_output, name)
-        if not len(scores):
+        found = self._likely_paths(self._scaled(nnet_output, name), name)
+        if found is None:
             return None
-        search = self._lattice_search(scores)
-        ok, raw = search.get_raw_lattice()
-        if not ok or not raw.num_states:
-            return None
-        with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
-            # kaldifst writes lattices to files alone.
-            path = Path(folder, "lattice")
-            raw.write(str(path))
-            cursor = open_file(path)
-            header = read_header(cursor)
-            finals, src, arcs = read_body(cursor, header, LATTICE_ARC)
+        start, finals, src, arcs = found
         number, dst = arcs["olabel"] - 1, arcs["dst"].copy()
         labels = (self._arcs.ilabel[number], self._arcs.olabel[number])
-        columns: list[Any] = [
-            len(finals),
-            header.start,
-            src,
-            dst,
-            *labels,
-            *arcs["cost"].T.copy(),
-            *finals.T.copy(),
-        ]
+        columns: list[Any] = [len(finals), start, src, dst, *labels, *arcs["cost"].T.copy(), *finals.T.copy()]
         graph = self._graph
         if graph is None:
             return Lattice(*columns)
@@ -236,27 +287,53 @@ class Decoder:
         ]
         return WordLattice(*columns)
 
-    def _lattice_search(self, scores: Float32Array) -> Any:
-        """kaldi-decoder's object after a search that found no worse a path than `_best` does.
+    def _likely_paths(self, scores: Float32Array, name: str) -> _Paths | None:
+        """Of a search that found no worse a path than `_best_path` does, or, where it would be too large, beside that path.
 
-        Its time grows with its beam, without bound where scores are flat; and what beam is needed differs from
-        utterance to utterance.
+        What beam is needed differs from utterance to utterance.
         """
-        kaldi_decoder, kaldifst = (require(name, extra="recipes") for name in ("kaldi_decoder", "kaldifst"))
-        best = self._best(scores)
-        most = _ROUNDING - best.graph_log_prob - best.acoustic_log_prob
-        beam = min(self.config.first_beam, self.config.beam)
-        while True:
-            options = kaldi_decoder.LatticeSimpleDecoderConfig(
-                beam=beam, lattice_beam=self.config.lattice_beam
-            )
-            search = kaldi_decoder.LatticeSimpleDecoder(self._fst, options)
-            search.decode(kaldi_decoder.DecodableCtc(scores))
-            ok, path = search.get_best_path()
-            weight = kaldifst.get_linear_symbol_sequence(path)[-1] if ok else None
-            if beam >= self.config.beam or (weight and weight.value1 + weight.value2 <= most):
-                return search
-            beam = min(beam + _WIDENED, self.config.beam)
+        self.narrowed.pop(name, None)
+        if not len(scores):
+            return None
+        path, complete = self._best_path(scores)
+        beam, search, narrowed = min(self.config.first_beam, self.config.beam), None, 0.0
+        while self._is_small(scores, beam):
+            search = self._search(scores, beam)
+            found, best = search.get_best_path()
+            if beam >= self.config.beam or (found and _cost(best) <= _cost(path) + _ROUNDING):
+                return _paths_of(*search.get_raw_lattice())
+            beam, narrowed = min(beam + _WIDENED, self.config.beam), beam
+        while search is None and beam > _NARROWED:
+            beam -= _NARROWED
+            if self._is_small(scores, beam):
+                search, narrowed = self._search(scores, beam), beam
+        self.narrowed[name] = narrowed
+        known = _paths_of(path is not None, path)
+        if search is None:
+            return known
+        likely, ends = _paths_of(*search.get_raw_lattice()), bool(np.isfinite(search.final_relative_cost()))
+        if likely is None or known is None:
+            return likely or known
+        if ends != complete:
+            return likely if ends else known
+        return _beside(likely, known)
+
+    def _is_small(self, scores: Float32Array, beam: float) -> bool:
+        """Whether a search with this beam has at most `max_active` live states a frame, on average."""
+        if self._arcs.num_states <= self.config.max_active:
+            return True
+        if self._live_states is None:
+            self._live_states = LiveStates(self._arcs)
+        most = self.config.max_active * (len(scores) + 1)
+        return self._live_states.count(scores, beam, most) <= most
+
+    def _search(self, scores: Float32Array, beam: float) -> Any:
+        """kaldi-decoder's object after a search for a lattice."""
+        kaldi_decoder = require("kaldi_decoder", extra="recipes")
+        options = kaldi_decoder.LatticeSimpleDecoderConfig(beam=beam, lattice_beam=self.config.lattice_beam)
+        search = kaldi_decoder.LatticeSimpleDecoder(self._fst, options)
+        search.decode(kaldi_decoder.DecodableCtc(scores))
+        return search
 
     def _scaled(self, nnet_output: npt.ArrayLike, name: str) -> Float32Array:
         """The scores, contiguous. kaldi-decoder reads beyond the end of a short row, hence the checks."""
@@ -284,36 +361,60 @@ def search_all(
     num_workers: int | None = None,
     executor: Executor | None = None,
     progress: Progress | None = None,
+    narrowed: dict[str, float] | None = None,
 ) -> dict[str, Found]:
     """`search(decoder, nnet_output [T, P], name)`, which can be pickled, of every utterance; arguments as for `decode`."""
     scores = {name: np.asarray(output, dtype=np.float32) for name, output in nnet_outputs.items()}
     make = (portable(graph), tuple(words), config)
     workers = min(num_workers or os.cpu_count() or 1, len(scores))
     if executor is None and workers <= 1:
-        return _search(Decoder(*make), search, scores, progress)
+        found, beams = _search(Decoder(*make), search, scores, progress)
+        _tell(beams, narrowed)
+        return found
     # Chunks are dealt out by falling length, so that no worker is left with the long ones. Processes of our own inherit the
     # decoder; to those of an executor the graph goes with every chunk.
     count = min(len(scores), (4 if executor else _CHUNKS) * workers)
     longest_first = sorted(scores, key=lambda name: (-len(scores[name]), name))
     chunks = [{name: scores[name] for name in longest_first[part::count]} for part in range(count)]
-    # Forked: the workers touch neither torch nor numba, whose threads do not survive a fork, and start in milliseconds.
+    # Forked: the workers touch no threads of torch or numba, which do not survive a fork, and start in milliseconds.
     fork = multiprocessing.get_context("fork")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
         pool = executor or ProcessPoolExecutor(workers, fork, _inherit, (Decoder(*make),))
         with nullcontext() if executor else pool:
-            found: dict[str, Found] = {}
+            found, beams = {}, {}
             what = make if executor else None
             futures = [pool.submit(_search, what, search, chunk) for chunk in chunks]
             try:
                 for future in as_completed(futures):
-                    found |= future.result()
+                    some, their_beams = future.result()
+                    found |= some
+                    beams |= their_beams
                     if progress is not None:
                         progress(len(found), len(scores))
             finally:  # who is interrupted does not wait for the rest
                 for future in futures:
                     future.cancel()
+    _tell({name: beams[name] for name in scores if name in beams}, narrowed)
     return {name: found[name] for name in scores}
+
+
+def _tell(beams: dict[str, float], narrowed: dict[str, float] | None) -> None:
+    if narrowed is not None:
+        narrowed |= beams
+    elif beams:
+        logging.getLogger("fsachain").warning(told_narrowed(beams))
+
+
+def told_narrowed(beams: Mapping[str, float]) -> str:
+    """A line about `Decoder.narrowed`, which is not empty."""
+    widest, least = max(beams.values()), min(beams.values())
+    names = [*beams][:_NAMED]
+    more = f" and {len(beams) - _NAMED} more" if len(beams) > _NAMED else ""
+    return (
+        f"{counted(len(beams), 'utterance')} with too many likely paths (decoding.search.max_active), whose lattices have "
+        f"a beam of {least:g}{f' to {widest:g}' if widest > least else ''} nats: {', '.join(names)}{more}"
+    )
 
 
 _CHUNKS = 32  # for each process: as often a bar moves
@@ -330,14 +431,16 @@ def _search(
     search: Callable[[Decoder, npt.ArrayLike, str], Found],
     scores: Mapping[str, Float32Array],
     progress: Progress | None = None,
-) -> dict[str, Found]:
+) -> tuple[dict[str, Found], dict[str, float]]:
+    """By name what was found, and `Decoder.narrowed` of these."""
     decoder = Decoder(*make) if isinstance(make, tuple) else make or _inherited[0]
-    found = {}
+    decoder.narrowed.clear()
+    found: dict[str, Found] = {}
     for name, output in scores.items():
         found[name] = search(decoder, output, name)
         if progress is not None:
             progress(len(found), len(scores))
-    return found
+    return found, dict(decoder.narrowed)
 
 
 def decode(
@@ -352,6 +455,7 @@ def decode(
     `graph`, `words` and `config` are as for `Decoder`; where the graph is a path, every worker reads it. In `how`,
     `num_workers` counts processes: all processors by default, 1 searches in this process. An `executor`, for instance a
     cluster's, runs the work instead of processes of our own. `progress` is called with (utterances done, utterances in all).
+    Searches for lattices fill the dict `narrowed` with what `Decoder.narrowed` has; without it a line is logged.
     """
     return search_all(Decoder.decode, nnet_outputs, graph, words, config, **how)
 
