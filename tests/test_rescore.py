@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from fsachain import ContextTree, Lexicon, Topology
 from fsachain.decode.decoder import Decoder, DecoderConfig
-from fsachain.decode.rescore import Rescorer, RescoringConfig, best_word_sequences, sums_over_paths
+from fsachain.decode.rescore import (
+    Rescorer,
+    RescoringConfig,
+    WordSequence,
+    best_word_sequences,
+    sums_over_paths,
+)
 from fsachain.errors import ConfigError
 from fsachain.graph.decoding import Weights, build_decoding_graph
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
@@ -232,6 +238,21 @@ def test_sums_over_paths_choose_what_most_paths_say(lexicon, tree, trigram):
     none = {name: np.full(len(total), -math.inf) for name, total in sums.items()}
     of_search = Rescorer(lists, lexicon, language, Weights(0.8, 0.3), language, none).best(0.7, 0.2)
     assert of_search == {name: sequences[0].words for name, sequences in lists.items()}
+
+
+def test_the_grid_of_rescoring_grows_where_the_best_stands_at_its_edge(lexicon, trigram):
+    """Each utterance is right from a penalty of its own on, under which one word is cheaper than two."""
+    heard = {str(t): np.array([0.0, -t]) for t in (0.25, 0.75, 1.25)}
+    sequences = [WordSequence(("ba", "da"), 0.0), WordSequence(("bad",), 0.0)]
+    language = NgramScores(word_loop(lexicon.words, lexicon))
+    lists = dict.fromkeys(heard, sequences)
+    rescorer = Rescorer(lists, lexicon, language, Weights(1.0), language, heard)
+    config = RescoringConfig(lm_weights=(0.0,), word_insertion_penalties=(-0.5, 0.0, 0.5))
+    result = rescorer.tune(dict.fromkeys(heard, ("bad",)), config)
+    tried = [point.weights.word_insertion_penalty for point in result.points]
+    assert tried == [-0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+    assert (result.best.weights.word_insertion_penalty, result.best.counts.errors) == (2.0, 0)
+    assert {point.weights.lm_weight for point in result.points} == {0.0}, "a single weight is not extended"
 
 
 def test_a_speed_that_no_copy_may_have_is_refused():

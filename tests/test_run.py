@@ -91,6 +91,21 @@ def test_a_word_network_of_the_training_text_and_sums_over_paths_rescore(fsachai
     )
 
 
+def test_rescore_with_the_word_network_that_a_run_kept_finds_what_the_run_found(
+    fsachain, exp, inputs, recorded
+):
+    options = ("--set", "rescoring.network_epochs=2", "--set", "decoding.ngram_order=2")
+    fsachain.ok("run", exp, *inputs, *options, "--to", "rescore")
+    arpa, data, kept = exp / "decode" / "grammar.arpa", recorded / "data", exp / "rescore"
+    command = ("rescore", exp / "model" / "model.safetensors", data, arpa, recorded / "again")
+    search = ("--arpa", arpa, "--dev", data, "--lattices", exp / "decode", "--workers", 1)
+    fsachain.ok(*command, *search, "--word-network", kept / "word_network.safetensors")
+    for name in ("hyp.txt", "tuning.txt"):
+        assert (recorded / "again" / name).read_text() == (kept / name).read_text()
+    other = fsachain(*command, *search, "--word-network", exp / "model" / "model.safetensors")
+    assert_one_line(other, "holds no word network")
+
+
 def test_options_that_a_training_refuses_are_forgotten(fsachain, exp, inputs):
     """The folder is as it was: without them the run is done, and other options do not meet them again."""
     fsachain.ok("run", exp, *inputs, "--to", "train")

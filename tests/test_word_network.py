@@ -1,14 +1,18 @@
 """The word network: probabilities of a text's words and of new ones, and its mean with an n-gram."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from fsachain import Lexicon
+from fsachain.cli.model import load_word_network, save_word_network
 from fsachain.decode.rescore import NetworkScores
-from fsachain.errors import ConfigError, GraphError
+from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa
 from fsachain.nn.word_network import train_word_network
+from fsachain.train.checkpoint import load_tensors, save_tensors
 
 TEXT = [
     *[["de", noun, "slaapt"] for noun in ("katten", "honden", "muizen", "vissen") * 6],
@@ -57,6 +61,19 @@ def test_the_seed_decides_and_torch_keeps_its_own():
 def test_no_text_and_no_epoch_are_refused(text, epochs, error):
     with pytest.raises(error, match="expected at least"):
         train_word_network(text, NEW, epochs)
+
+
+def test_a_network_that_was_kept_says_the_same_and_one_without_its_words_is_refused(network, tmp_path):
+    path = tmp_path / "words.safetensors"
+    save_word_network(network, path)
+    said = [*TEXT[:4], ["de", "wolven"], ["nergens"]]
+    for kept, before in zip(load_word_network(path).log_probs(said), network.log_probs(said), strict=True):
+        assert np.array_equal(kept, before)
+    tensors, header = load_tensors(path)
+    longer = json.dumps([dict.fromkeys(map(str, range(1000)), 1), []]).encode()
+    save_tensors(path, tensors | {"words": torch.frombuffer(bytearray(longer), dtype=torch.uint8)}, header)
+    with pytest.raises(DataError, match="vectors for 1003 words"):
+        load_word_network(path)
 
 
 def test_the_mean_with_an_n_gram_is_taken_word_by_word(network, tmp_path):

@@ -16,13 +16,21 @@ from numpy.typing import NDArray
 
 from fsachain.cli.graphs import any_phones, build_numerators, normalization_option
 from fsachain.cli.lang import Lang
-from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option, normalise_set
+from fsachain.cli.model import (
+    TRAINED,
+    AcousticModel,
+    check_lang,
+    load_word_network,
+    model_lang_option,
+    normalise_set,
+)
 from fsachain.cli.options import (
     COUNT,
     DATA,
     FILE,
     FOLDER,
     OUT,
+    Read,
     command,
     fresh,
     make_folder,
@@ -360,19 +368,25 @@ def rescore(
         FOLDER,
         "Folder of `fsachain decode --lattices kaldi --dev`, with its weights and --arpa: nothing is searched again.",
     ),
+    word_network: WordNetwork | None = option(
+        Read(load_word_network),
+        "Network of words that `fsachain run` trained; the larger model is the mean of ARPA and it then.",
+    ),
     resources: Resources = with_resources("cache", "workers", "bad_data", "commands"),
     **search: Any,
 ) -> None:
     """Let a larger language model choose among the best word sequences.
 
     In: MODEL, made by `fsachain train`; DATA, a Kaldi data directory; ARPA, the larger model, which the
-    search does not need to hold; --arpa, --grammar and the weights are those of the search. Section `rescoring` of the
-    model's configuration says how many sequences, and what is tried.
+    search does not need to hold, or that of the search where --word-network brings what is new;
+    --arpa, --grammar and the weights are those of the search. Section `rescoring` of the model's configuration says how
+    many sequences, and what is tried.
     Out: folder OUT with hyp.txt, wer.txt, wer.json, tuning.txt and tuning.json.
     Example: fsachain rescore model/model.safetensors test large.arpa rescored --lang lang --arpa grammar.arpa --dev dev
     """
     graphs, weights = DecodingGraphs.of(lang, **search)
-    report = rescore_data(model, data, second, out, dev, graphs, weights, resources, lattices)
+    kept, network = lattices, word_network
+    report = rescore_data(model, data, second, out, dev, graphs, weights, resources, kept, network)
     click.echo(f"{report.total} -> {out}")
 
 
@@ -401,7 +415,8 @@ def rescore_data(
     config, decoding = model.experiment.rescoring, model.experiment.decoding
     if network is not None and graphs.spelling is not None:
         raise ConfigError(
-            "rescoring.network_epochs: expected 0 where decoding.open_vocabulary spells words: a network of words has none"
+            "rescoring.network_epochs: expected 0, and no --word-network, where decoding.open_vocabulary spells words: a "
+            "network of words knows none of these"
         )
     if config.speeds and graphs.spelling is not None:
         raise ConfigError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,11 +26,15 @@ from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import FrameTiming
 from fsachain.errors import ConfigError, DataError, FsachainError, counted, require
+from fsachain.files import parse_json
 from fsachain.nn.network import Network, TakenWeights, num_parameters, take_weights
+from fsachain.nn.word_network import MARKS, WordNetwork
 from fsachain.train.checkpoint import Tensors, check_header_size, load_tensors, save_tensors
 
 FINAL_MODEL = "model.safetensors"  # in the folder of a training
-_KIND = "acoustic model"
+WORD_NETWORK = "word_network.safetensors"  # in the folder of the stage rescore
+_KIND, _WORD_KIND = "acoustic model", "word network"
+_MEAN_LETTERS = 64  # of the words of a word network, at most: each is held as some of its parts
 _BATCH_SIZE = 32
 _MAX_PARTS = 100_000
 _PERMITTED: ContextVar[frozenset[str]] = ContextVar("permitted imports", default=frozenset())
@@ -258,6 +264,33 @@ def normalise_set(examples: list[Example], cmvn: Cmvn) -> list[Example]:
     for example in examples:
         example.features[:] = own.apply(example.features, example.speaker)
     return examples
+
+
+def save_word_network(network: WordNetwork, path: Path) -> None:
+    """All or nothing, as a safetensors file, with its words as JSON."""
+    words = json.dumps([network.counts, network.new_words]).encode()
+    tensors = {**network.state_dict(), "words": torch.frombuffer(bytearray(words), dtype=torch.uint8)}
+    save_tensors(path, tensors, {"kind": _WORD_KIND})
+
+
+def load_word_network(path: Path) -> WordNetwork:
+    """What `save_word_network` wrote, in evaluation mode."""
+    tensors, header = load_tensors(path)
+    if header.get("kind") != _WORD_KIND:
+        raise DataError(
+            f"{path}: holds no word network; the stage rescore of `fsachain run` writes one as {WORD_NETWORK}"
+        )
+    try:
+        counts, new = parse_json(tensors.pop("words").numpy().tobytes(), str(path))
+        words = [*counts, *new]
+        count, vectors, letters = len(words) + len(MARKS), len(tensors["read"]), sum(map(len, words))
+        if vectors != count or letters > _MEAN_LETTERS * count:
+            raise DataError(f"{vectors} vectors for {count} words of {letters} letters in all")
+        network = WordNetwork(Counter(counts), new)
+        network.load_state_dict(tensors)
+    except (AttributeError, DataError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: the word network is not complete: {error}") from error
+    return network.eval()
 
 
 def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:

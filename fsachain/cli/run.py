@@ -42,7 +42,13 @@ from fsachain.cli.config import KEPT, Experiment, config_option
 from fsachain.cli.decoding import WEIGHTS, DecodingGraphs, decode_data, rescore_data, tune_data
 from fsachain.cli.graphs import load_normalization, make_denominator, make_numerators
 from fsachain.cli.lang import CONFIG, Lang, load_lang, make_grammar, make_lang, make_phone_lm
-from fsachain.cli.model import FINAL_MODEL, AcousticModel, permitted_imports
+from fsachain.cli.model import (
+    FINAL_MODEL,
+    WORD_NETWORK,
+    AcousticModel,
+    permitted_imports,
+    save_word_network,
+)
 from fsachain.cli.options import (
     COUNT,
     DATA,
@@ -235,6 +241,7 @@ def _rescore(run: Run) -> None:
     if epochs:
         transcripts = (one.words for one in run.data("train"))
         network = train_word_network(transcripts, run.lang.spoken_words, epochs, run.config.train.seed)
+        save_word_network(network, out / WORD_NETWORK)
     model = run.decoding_model
     done = rescore_data(model, test, second, out, dev, graphs, point, run.resources, kept, network)
     print(f"test  {done.total}")

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +26,7 @@ import torch
 from fsachain.batch import TableBatch
 from fsachain.data.audio import Perturbation
 from fsachain.decode.lattices import as_transducer
-from fsachain.decode.tune import TuningPoint, TuningResult, check_grid, choose
+from fsachain.decode.tune import TuningPoint, TuningResult, check_grid, grow
 from fsachain.decode.wer import score
 from fsachain.errors import ConfigError, require
 from fsachain.graph.context import ContextTree
@@ -52,7 +51,7 @@ class RescoringConfig:
     Attributes:
         num_hypotheses (word sequences): the most that are kept of an utterance.
         lm_weights (factors): factors on the second model's log-probabilities that are tried on the development set.
-        word_insertion_penalties (nats): costs per word that are tried.
+        word_insertion_penalties (nats): costs per word that are tried. Where the best stands at an edge, more are.
         network_epochs (epochs): `fsachain run` trains a network of words on the training text for so many passes, see
             `fsachain.nn.word_network`, and the second model is the mean of its probabilities and those of the n-gram, that
             of the search where no other is given; 0: no network.
@@ -250,8 +249,9 @@ class Rescorer:
         return found
 
     def tune(self, references: Mapping[str, Sequence[str]], config: RescoringConfig) -> TuningResult:
-        """Weight and penalty of fewest errors on a development set; ties are broken as `tune` says."""
-        grid = product(sorted(config.lm_weights), sorted(config.word_insertion_penalties))
-        return choose(
-            [TuningPoint(Weights(*pair), score(references, self.best(*pair)).total) for pair in grid]
-        )
+        """Weight and penalty of fewest errors on a development set; ties and edges of the grid are as `tune` says."""
+
+        def errors_at(points: Sequence[Weights]) -> list[TuningPoint]:
+            return [TuningPoint(point, score(references, self.best(*point[:2])).total) for point in points]
+
+        return grow([config.lm_weights, config.word_insertion_penalties, [0.0]], errors_at)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -101,13 +101,29 @@ def tune(
     lost = sum(
         (count_errors(references[name], ()) for name, one in lattices.items() if one is None), ErrorCounts()
     )
-    axes = [sorted(lm_weights), sorted(word_insertion_penalties), sorted(unknown_word_penalties)]
-    points, best = dict(known or {}), BestWords(found)
+    best = BestWords(found)
+
+    def weighed(new: Sequence[Weights]) -> list[TuningPoint]:
+        every = zip(new, best.at(new), strict=True)
+        return [TuningPoint(point, sum(map(errors, names, ids), lost)) for point, ids in every]
+
+    return grow([lm_weights, word_insertion_penalties, unknown_word_penalties], weighed, known)
+
+
+def grow(
+    values: Sequence[Sequence[float]],
+    errors_at: Callable[[Sequence[Weights]], Sequence[TuningPoint]],
+    known: Mapping[Weights, TuningPoint] | None = None,
+) -> TuningResult:
+    """The choice from a grid of `values`, one list for each of the weights, that grows as `tune` says.
+
+    `errors_at` is asked for each point once, and not for those `known`.
+    """
+    axes, points = [sorted(axis) for axis in values], dict(known or {})
     for _ in range(_MOST_ADDED + 1):
         grid = [Weights(*point) for point in product(*axes)]
         new = [point for point in grid if point not in points]
-        for point, ids in zip(new, best.at(new), strict=True):
-            points[point] = TuningPoint(point, sum(map(errors, names, ids), lost))
+        points |= zip(new, errors_at(new), strict=True)
         result = choose([points[point] for point in grid])
         extended = [
             _extended(axis, best, above)

@@ -40,7 +40,7 @@ _DECAY = 0.5  # of the vectors; the layers' is a fifth
 _GRADIENT_NORM = 1.0
 _CASES_AT_ONCE = 1024  # words that `log_probs` scores together
 _END, _START, _NEW = range(3)
-_MARKS = ("</s>", "<s>", "<new>")
+MARKS = ("</s>", "<s>", "<new>")
 
 
 class WordNetwork(nn.Module):
@@ -50,10 +50,11 @@ class WordNetwork(nn.Module):
         super().__init__()
         known = sorted(counts)
         new = sorted({*vocabulary} - {*known})
-        names = (*_MARKS, *known, *new)
+        self.counts, self.new_words = counts, tuple(new)
+        names = (*MARKS, *known, *new)
         self._ids = {name: place for place, name in enumerate(names)}
         self.num_known, self._num_new = len(names) - len(new), len(new)
-        spelt: list[Sequence[str]] = [(), (), (), *(letter_sequences(name) for name in names[len(_MARKS) :])]
+        spelt: list[Sequence[str]] = [(), (), (), *(letter_sequences(name) for name in names[len(MARKS) :])]
         # Sequences that one word alone has say no more than its own vector.
         occur = Counter(chain.from_iterable(map(set, spelt[: self.num_known])))
         letters = {one: place for place, one in enumerate(sorted(o for o, n in occur.items() if n > 1))}

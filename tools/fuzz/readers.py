@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import tarfile
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 
 from fsachain.cli.config import Experiment
 from fsachain.cli.lang import Lang
-from fsachain.cli.model import AcousticModel, read_weights
+from fsachain.cli.model import AcousticModel, load_word_network, read_weights, save_word_network
 from fsachain.data.audio import read_audio
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.cuts import cut_of
@@ -30,6 +31,7 @@ from fsachain.graph.numerator import build_numerator, load_numerators, save_nume
 from fsachain.graph.supervision import Chunk, load_chunks, save_chunks
 from fsachain.graph.topology import Topology
 from fsachain.nn.tdnnf import Tdnnf
+from fsachain.nn.word_network import WordNetwork
 from fsachain.table import TableFile, TransitionTable, compile_table, write_tables
 from fsachain.train.checkpoint import Checkpoint
 from fsachain.train.config import load_yaml
@@ -88,6 +90,10 @@ def _write_model(path: Path) -> None:
     )
     lang = Lang(lexicon, ContextTree.monophone(lexicon.phones, Topology.left_to_right(3)))
     AcousticModel(experiment, network, Cmvn(experiment.cmvn), lang).save(path)
+
+
+def _write_word_network(path: Path) -> None:
+    save_word_network(WordNetwork(Counter({"yes": 2, "no": 1}), ["maybe"]), path)
 
 
 def _write_checkpoint(path: Path) -> None:
@@ -188,6 +194,7 @@ _CTM = content(b"u1 1 0.0 0.5 yes\nu2 1 0.1 0.5 no\n")
 READERS = (
     Reader("checkpoint", ".safetensors", _write_checkpoint, Checkpoint.load, (reseal_safetensors,)),
     Reader("model", ".safetensors", _write_model, AcousticModel.load, (reseal_safetensors,)),
+    Reader("word network", ".safetensors", _write_word_network, load_word_network, (reseal_safetensors,)),
     Reader("weights", ".safetensors", _write_weights, read_weights),
     Reader("arrays", ".npz", _write_arrays, read_npz, (reseal_npz,)),
     Reader("table", ".npz", lambda path: compile_table(_fsa(), 3).save(path), TransitionTable.load, (reseal_npz,)),
