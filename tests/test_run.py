@@ -95,7 +95,8 @@ def test_rescore_with_the_word_network_that_a_run_kept_finds_what_the_run_found(
     fsachain, exp, inputs, recorded
 ):
     options = ("--set", "rescoring.network_epochs=2", "--set", "decoding.ngram_order=2")
-    fsachain.ok("run", exp, *inputs, *options, "--to", "rescore")
+    told = fsachain.ok("run", exp, *inputs, *options, "--to", "rescore").out
+    assert told.count("dev   WER") == 2, "the search's choice and that of rescoring"
     arpa, data, kept = exp / "decode" / "grammar.arpa", recorded / "data", exp / "rescore"
     command = ("rescore", exp / "model" / "model.safetensors", data, arpa, recorded / "again")
     search = ("--arpa", arpa, "--dev", data, "--lattices", exp / "decode", "--workers", 1)

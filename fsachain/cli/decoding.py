@@ -407,7 +407,8 @@ def rescore_data(
     That is the ARPA model `second`, or else the grammar of the search, and with `network` the mean of both.
     `weights` are those of the search; `kept` is a folder of its lattices and weights, which `decode_data` and `tune_data`
     wrote: without it both sets are searched. With `rescoring.speeds` the network runs at each of them. Utterances that
-    `resources` leaves out are not scored. Writes tuning.txt, tuning.json, hyp.txt, wer.txt and wer.json to `out`.
+    `resources` leaves out are not scored. Prints the choice; writes tuning.txt, tuning.json, hyp.txt, wer.txt and wer.json
+    to `out`.
     """
     check_lang(model, graphs.lang)
     fresh(out, *TUNED, *SCORED)
@@ -453,6 +454,7 @@ def rescore_data(
     said = dev.transcripts
     tuned = judged.tune({name: said[name] for name in judged.names}, config)
     _write_tuning(out, tuned)
+    click.echo(f"dev   {tuned.best}")
     data, judged = rescorer(data, kept)
     return _write_scored(out, data, judged.best(*tuned.best.weights[:2]))
 

@@ -40,6 +40,7 @@ from fsachain.kaldi.lattice import Lattice
 from fsachain.loss.total import total_log_prob
 from fsachain.nn.word_network import WordNetwork
 from fsachain.openfst import Transducer
+from fsachain.progress import counter
 
 BEAM_ROUNDING = 1e-3  # costs of a lattice are float32 sums over its frames
 
@@ -211,7 +212,7 @@ class Rescorer:
 
     `lists` is what `best_word_sequences` found by utterance, `lexicon` gives the word ids of both grammars. `old` is the
     grammar of the search, with the `weights` of the lists; `new` is the second model. `heard` is what the recordings say of
-    each sequence, such as `sums_over_paths`; by default what the lattices do.
+    each sequence, such as `sums_over_paths`; by default what the lattices do. It has a bar.
     """
 
     def __init__(
@@ -226,17 +227,19 @@ class Rescorer:
         self._lists = lists
         self.names = list(lists)  # of the utterances
         self._rows: dict[str, npt.NDArray[np.float64]] = {}
-        for name, sequences in lists.items():
-            rows = np.empty((len(sequences), 3))
-            ids = [word_ids(sequence.words, lexicon) for sequence in sequences]
-            said = zip(rows, sequences, ids, new.log_probs(ids), strict=True)
-            for row, sequence, its, log_prob in said:
-                count = len(sequence.words)
-                path = sequence.log_prob - weights.lm_weight * old.best_path_log_prob(its)
-                row[:] = path + weights.word_insertion_penalty * count, log_prob, -count
-            if heard is not None:
-                rows[:, 0] = heard[name]
-            self._rows[name] = rows
+        with counter("language models") as update:
+            for done, (name, sequences) in enumerate(lists.items(), start=1):
+                rows = np.empty((len(sequences), 3))
+                ids = [word_ids(sequence.words, lexicon) for sequence in sequences]
+                said = zip(rows, sequences, ids, new.log_probs(ids), strict=True)
+                for row, sequence, its, log_prob in said:
+                    count = len(sequence.words)
+                    path = sequence.log_prob - weights.lm_weight * old.best_path_log_prob(its)
+                    row[:] = path + weights.word_insertion_penalty * count, log_prob, -count
+                if heard is not None:
+                    rows[:, 0] = heard[name]
+                self._rows[name] = rows
+                update(done, len(lists))
 
     def best(self, lm_weight: float, word_insertion_penalty: float) -> dict[str, tuple[str, ...]]:
         """The best words of each utterance; where a model or the recording allows none, those of the search."""
