@@ -14,12 +14,13 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
+from fsachain.files import without_collector
 from fsachain.fsa import Fsa
 
 _BOUNDARY = 0
@@ -29,6 +30,7 @@ _UNCHANGED = 1e-3
 _TO_FLOAT32 = float(2**29 + 1)  # x is 24 bits of itself, (f x) - ((f x) - x), and the rest (Veltkamp)
 
 
+@without_collector()
 def estimate_phone_lm(
     sequences: Iterable[Sequence[int]],
     ngram_order: int = 4,
@@ -66,7 +68,7 @@ def estimate_phone_lm(
         starts.append(len(text))
         text.append(_BOUNDARY)
         try:
-            text.extend(iter(sequence))
+            text.extend(array("q", list(sequence)))
         except (TypeError, OverflowError) as error:
             raise GraphError(
                 f"sequences[{number}] = {sequence!r}: expected integer phone ids ({error})"
@@ -82,9 +84,11 @@ class _Estimator:
     """States, a number for each history in the order in which they appear, and the queue of merges.
 
     `histories` are phones, oldest first, 0 the start of the sentence; `backoff` is the state without the oldest phone, -1
-    where this one must stay; `counts` says how often each phone (0: the end) followed, `total` is their sum, 0 for a state
-    that was merged into its backoff or never seen; `below` adds the totals of all states whose backoff chain passes here,
-    0 once merged; `changes` is how often another was merged into this one; `known` its last entry of the queue.
+    where this one must stay; `items` says how often each phone (0: the end) followed, `total` is their sum, 0 for a state
+    that was merged into its backoff or never seen. No state that was seen in the text is a backoff, since it has all the
+    phones there are before it: `counts`, of which `items` is a view then, only grow by merges. `below` adds the totals of
+    all states whose backoff chain passes here, 0 once merged; `changes` is how often another was merged into this one;
+    `known` the last entry of the queue.
     """
 
     def __init__(self, ngram_order: int, no_prune_ngram_order: int) -> None:
@@ -94,6 +98,7 @@ class _Estimator:
         self.histories: list[tuple[int, ...]] = []
         self.backoff: list[int] = []
         self.counts: list[dict[int, int]] = []
+        self.items: list[Collection[tuple[int, int]]] = []
         self.total: list[int] = []
         self.below: list[int] = []
         self.changes: list[int] = []
@@ -109,32 +114,30 @@ class _Estimator:
         place = np.arange(1, len(text))
         age = place - np.repeat(starts, np.diff(starts, append=len(text) - 1))
         base = int(text.max()) + 2
+        limit = np.iinfo(np.int64).max // base - 1  # from which on another digit could leave the range
         history = np.zeros(len(place), np.int64)
         for back in range(min(self.longest, int(age.max())), 0, -1):
             older = np.where(age >= back, text[place - back] + 1, 0)
-            history = _small(history, base) * base + older
-        history = _small(history, base)
-        seen = np.sort(_small(history * base + text[1:], len(text)) * len(text) + place)
-        runs = np.flatnonzero(np.diff(seen // len(text), prepend=-1))
-        first = seen[runs] % len(text)
+            history = _small(history, limit) * base + older
+        history = _small(history, limit)
+        ngram = _small(history * base + text[1:], 8 * len(text))
+        counts = np.bincount(ngram)
+        first = np.empty(len(counts), np.int64)
+        first[ngram[::-1]] = place[::-1]  # the last assignment stays
+        seen = np.flatnonzero(counts)
+        first = first[seen]
+        items = list(zip(text[first].tolist(), counts[seen].tolist(), strict=True))
         begins = np.flatnonzero(np.diff(history[first - 1], prepend=-1))
-        counts, phones = np.diff(runs, append=len(seen)), text[first].tolist()
+        totals = np.add.reduceat(counts[seen], begins)
         ends = np.append(begins[1:], len(first))
         first = np.minimum.reduceat(first, begins)
         order = np.argsort(first)
-        columns = (
-            first - np.minimum(self.longest, age[first - 1]),
-            first,
-            begins,
-            ends,
-            np.add.reduceat(counts, begins),
-        )
-        counts = counts.tolist()
+        columns = (first - np.minimum(self.longest, age[first - 1]), first, begins, ends, totals)
         for oldest, newest, begin, end, total in zip(
             *(column[order].tolist() for column in columns), strict=True
         ):
             state = self.find_or_create(tuple(text[oldest:newest].tolist()))
-            self.counts[state] = dict(zip(phones[begin:end], counts[begin:end], strict=True))
+            self.items[state] = items[begin:end]
             self.total[state] = total
 
     def find_or_create(self, history: tuple[int, ...]) -> int:
@@ -144,6 +147,7 @@ class _Estimator:
             state = self.index[history] = len(self.histories)
             self.histories.append(history)
             self.counts.append({})
+            self.items.append(self.counts[state].items())
             self.total.append(0)
             self.backoff.append(-1)
             if len(history) >= self.no_prune:
@@ -173,21 +177,21 @@ class _Estimator:
         total, changes = self.total, self.changes
         self.candidates = [state for state in self.candidates if self.below[state]]
         queued = set(filter(self.may_merge, self.candidates))
-        queue = [self.entry(state) for state in queued]
-        heapq.heapify(queue)
-        while num_active > target and queue:
-            top = queue[0]
+        # Most entries leave from where they stand; only those whose costs changed need a heap, which stays small.
+        entries = sorted(map(self.entry, queued), reverse=True)
+        queue: list[tuple[float, int, int]] = []
+        while num_active > target and (entries or queue):
+            top = heapq.heappop(queue) if queue and (not entries or queue[0] < entries[-1]) else entries.pop()
             state = -top[1]
             backoff = self.backoff[state]
             if top[2] != changes[state] + changes[backoff]:
                 entry = self.entry(state)
                 if abs(entry[0] - top[0]) > _UNCHANGED * (entry[0] + top[0]):
-                    heapq.heapreplace(queue, entry)
+                    heapq.heappush(queue, entry)
                     continue
-            heapq.heappop(queue)
             num_active -= total[backoff] > 0
             counts = self.counts[backoff]
-            for phone, count in self.counts[state].items():
+            for phone, count in self.items[state]:
                 counts[phone] = counts.get(phone, 0) + count
             total[backoff] += total[state]
             total[state] = self.below[state] = 0
@@ -204,7 +208,9 @@ class _Estimator:
         history = self.histories[state]
         if len(history) == self.longest:
             return True
-        following = (self.index.get((*history, phone)) for phone in self.counts[state] if phone != _BOUNDARY)
+        following = (
+            self.index.get((*history, phone)) for phone, _ in self.items[state] if phone != _BOUNDARY
+        )
         return all(index is None or self.below[index] == 0 for index in following)
 
     def entry(self, state: int) -> tuple[float, int, int]:
@@ -219,17 +225,16 @@ class _Estimator:
             return entry
         own, other = self.total[state], self.total[backoff]
         if not other:
-            cost = 1e-15 * own
-        else:
-            # The log-likelihood of counts c under their own frequencies is sum c log c - n log n, n = sum c.
-            times_log, known = self.times_log, self.counts[backoff]
-            cost = times_log[own + other] - times_log[own] - times_log[other]
-            for phone, count in self.counts[state].items():
-                if phone in known:
-                    also = known[phone]
-                    cost += times_log[count] + times_log[also] - times_log[count + also]
-            if cost < 0.0:
-                cost = 0.0
+            return 1e-15 * own, -state, age
+        # The log-likelihood of counts c under their own frequencies is sum c log c - n log n, n = sum c.
+        times_log, known = self.times_log, self.counts[backoff]
+        cost = times_log[own + other] - times_log[own] - times_log[other]
+        for phone, count in self.items[state]:
+            if phone in known:
+                also = known[phone]
+                cost += times_log[count] + times_log[also] - times_log[count + also]
+        if cost < 0.0:
+            cost = 0.0
         shifted = cost * _TO_FLOAT32
         entry = self.known[state] = shifted - (shifted - cost), -state, age
         return entry
@@ -242,12 +247,13 @@ class _Estimator:
         log_prob: list[float] = []
         final = np.full(len(active), -math.inf)
         for src, state in enumerate(active):
-            for phone, count in sorted(self.counts[state].items()):
+            for phone, count in sorted(self.items[state]):
                 value = math.log(count / self.total[state])
                 if phone == _BOUNDARY:
                     final[src] = value
                 else:
-                    arcs.append((src, _longest_suffix((*self.histories[state], phone), number), phone - 1))
+                    following = (*self.histories[state], phone)[-self.longest :]
+                    arcs.append((src, _longest_suffix(following, number), phone - 1))
                     log_prob.append(value)
         src, dst, pdf = np.array(arcs, dtype=np.int32).T
         return Fsa(
@@ -266,9 +272,9 @@ def _check_phones(text: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) ->
         )
 
 
-def _small(keys: npt.NDArray[np.int64], base: int) -> npt.NDArray[np.int64]:
-    """The keys, or their ranks where a further digit to this base could leave the range of integers."""
-    if int(keys.max()) < np.iinfo(np.int64).max // base - 1:
+def _small(keys: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
+    """The keys, or their ranks where one reaches `limit`."""
+    if int(keys.max()) < limit:
         return keys
     return np.unique(keys, return_inverse=True)[1].astype(np.int64)
 
