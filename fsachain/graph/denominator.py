@@ -10,6 +10,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from fsachain.errors import GraphError
+from fsachain.files import without_collector
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.ctc import CtcTopology, check_topology
@@ -224,6 +225,7 @@ def _accepting(model: Fsa, name: str, what: str) -> Fsa:
     return trimmed
 
 
+@without_collector()
 def build_denominator(phone_lm: Fsa, tree: ContextTree) -> Fsa:
     """Expand a phone language model to pdfs, transition and self-loop scale 1, and merge equivalent states.
 
