@@ -23,8 +23,10 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import numba
+from numba.core import typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
+from numba.core.compiler_machinery import PassManager
 from numba.core.serialize import dumps
 
 from fsachain import progress
@@ -36,6 +38,18 @@ NO_COUNTS: dict[str, Any] = {"_nrt": False}
 # For code that only compiled code calls.
 NO_WRAPPERS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 DIGEST = 32  # bytes of sha256
+PASSES = (  # of a helper
+    untyped_passes.TranslateByteCode,
+    untyped_passes.FixupArgs,
+    untyped_passes.IRProcessing,
+    untyped_passes.GenericRewrites,
+    untyped_passes.ReconstructSSA,
+    typed_passes.NopythonTypeInference,
+    typed_passes.PreLowerStripPhis,
+    typed_passes.IRLegalization,
+    typed_passes.NativeLowering,
+    typed_passes.NoPythonBackend,
+)
 
 _config: Any = numba.config  # its names are made at run time
 _logger = logging.getLogger("fsachain")
@@ -116,8 +130,20 @@ class _HelperLibrary(JITCodeLibrary):
 
 
 class _HelperCompiler(Compiler):
+    """Numba's compiler less the passes for what helpers have not: closures, generators, exceptions, expressions of arrays.
+
+    Each of them goes through all of a function and finds anew which variables live.
+    """
+
     def __init__(self, typing: Any, target: Any, library: Any, *rest: Any) -> None:
         super().__init__(typing, target, library or _HelperLibrary(target.codegen(), "helper"), *rest)
+
+    def define_pipelines(self) -> list[PassManager]:
+        passes = PassManager("helper")
+        for made_of in PASSES:
+            passes.add_pass(made_of, made_of.__name__)
+        passes.finalize()
+        return [passes]
 
 
 def with_cache(dispatcher: Any) -> Any:

@@ -14,19 +14,19 @@ import operator
 from collections.abc import Callable
 from functools import cache, partial
 from inspect import isfunction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.typing.templates import AbstractTemplate, infer, infer_global
-from numba.extending import intrinsic as numba_intrinsic
+from numba.core.registry import cpu_target
+from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import models, register_model
 
 from fsachain.backends.cpu.jit import helper
-from fsachain.backends.cpu.structs import address_of
+from fsachain.backends.cpu.structs import FormType, address_of
 
 LINE = 64  # bytes of a cache line
 
@@ -63,9 +63,37 @@ class Lanes(types.Type):
         return {32: 127, 64: 1023}[int(self.dtype.bitwidth)]
 
 
+class _Named:
+    """A name for compiled code, which finds its type here rather than in numba's registries."""
+
+    def __init__(self, template: Any) -> None:
+        template.key, template.implementations = self, {}
+        self._numba_type_ = types.Function(template)
+
+
+class _Template(AbstractTemplate):
+    implementations: ClassVar[dict[Any, Any]]
+
+    def get_impl_key(self, sig: Any) -> Any:
+        return self.implementations[sig.args]
+
+
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """numba's decorator, untyped: what compiled code calls has not the parameters of what makes its code."""
-    return numba_intrinsic(function)
+    """numba's decorator, for functions of types that return a signature and what makes the code.
+
+    Numba's own goes through all of its registries for each call in a kernel's text.
+    """
+    known = cache(function)
+
+    class Intrinsic(_Template):
+        def generic(self, args: Any, kws: Any) -> Any:
+            signature, code = known(self.context, *args)
+            if signature.args not in self.implementations:
+                self.implementations[signature.args] = code
+                cpu_target.target_context.insert_func_defn([(code, code, signature.args)])
+            return signature
+
+    return _Named(Intrinsic)
 
 
 @register_model(Lanes)
@@ -197,20 +225,17 @@ def fill(typing: Any, like: Any, value: Any) -> Any:
     return like(like, value), code
 
 
-class _ByType:
-    """What `by_type` makes: a name for compiled code."""
-
-
 def by_type(choose: Callable[..., Any], function: Any = None) -> Any:
     """A function for compiled code whose implementation `choose` gives for the types of its arguments.
 
     A call of it is a call of the implementation, an intrinsic or a function to be compiled: nothing stands between.
     With `function`, an operator say, that gets one implementation more, for types where `choose` gives one.
     """
-    key = _ByType() if function is None else function
     implementation = cache(lambda *arguments: compiled(choose(*arguments)))
 
-    class Chosen(AbstractTemplate):
+    class Chosen(_Template):
+        metadata: ClassVar[dict[str, str]] = {"target": "cpu"}  # is asked before numba's own, which has none
+
         def generic(self, args: Any, kws: Any) -> Any:
             chosen = implementation(*args)
             if chosen is None:
@@ -220,18 +245,25 @@ def by_type(choose: Callable[..., Any], function: Any = None) -> Any:
             self.implementations[signature.args] = callee.get_impl_key(signature)
             return signature
 
-        def get_impl_key(self, sig: Any) -> Any:
-            return self.implementations[sig.args]
-
-    Chosen.key, Chosen.implementations = key, {}
-    infer(Chosen)
-    infer_global(key, types.Function(Chosen))
-    return key
+    named = _Named(Chosen)
+    if function is None:
+        return named
+    Chosen.key = function
+    infer_global(function, types.Function(Chosen))
+    return function
 
 
 def compiled(function: Any) -> Any:
     """A plain function as one that is compiled where it is called; anything else as it is."""
     return helper(function) if isfunction(function) else function
+
+
+@intrinsic
+def _width(typing: Any, form: Any) -> Any:
+    return types.int64(form), lambda context, builder, *_: context.get_constant(types.int64, form.width)
+
+
+by_type(lambda form: _width if isinstance(form, FormType) else None, len)
 
 
 # Arithmetic of `Lanes`, lane by lane: each function is one instruction or a few.

@@ -8,6 +8,7 @@ kernel runs, which the compiler is told.
 
 from __future__ import annotations
 
+import operator
 from ctypes import addressof, c_char
 from functools import cache
 from typing import Any, ClassVar
@@ -18,13 +19,13 @@ from llvmlite import ir
 from numba import from_dtype, types
 from numba.core import cgutils
 from numba.core.imputils import lower_constant
-from numba.core.typing.templates import AttributeTemplate
+from numba.core.typing.arraydecl import GetItemBuffer, SetItemBuffer
+from numba.core.typing.templates import AttributeTemplate, infer_global
 from numba.extending import (
     NativeValue,
     infer_getattr,
     lower_getattr_generic,
     models,
-    overload,
     register_model,
     unbox,
 )
@@ -193,12 +194,28 @@ def _constant_form(context: Any, builder: Any, form: FormType, value: Any) -> An
     return context.get_dummy_value()
 
 
-@overload(len)
-def _width_of_form(form):  # type: ignore[no-untyped-def]  # numba compares annotations
-    if isinstance(form, FormType):
-        width = form.width
-        return lambda form: width
-    return None
+def _is_entry(array: Any, index: Any) -> bool:
+    indices = index if isinstance(index, types.BaseTuple) else (index,)
+    return isinstance(array, types.Array) and all(isinstance(part, types.Integer) for part in indices)
+
+
+# What numba says of entries of arrays, said first: else a dozen others are asked, which takes as long as all the rest.
+
+
+@infer_global(operator.getitem)
+class _ReadEntry(GetItemBuffer):
+    metadata: ClassVar[dict[str, str]] = {"target": "cpu"}
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        return super().generic(args, kws) if _is_entry(*args) else None
+
+
+@infer_global(operator.setitem)
+class _WriteEntry(SetItemBuffer):
+    metadata: ClassVar[dict[str, str]] = {"target": "cpu"}
+
+    def generic(self, args: Any, kws: Any) -> Any:
+        return super().generic(args, kws) if _is_entry(*args[:2]) else None
 
 
 @infer_getattr
