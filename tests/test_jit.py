@@ -38,6 +38,36 @@ def scaled(factor):
         return factor * x
     return scale
 """
+SHARED = """
+from fsachain.backends.cpu.jit import helper, jit
+
+NEVER = False
+
+@helper
+def shared(x, i):
+    return 2 * x[i]
+
+@helper
+def hardly(x, i):
+    return shared(x, i) if NEVER else x[i] - x[i]
+
+@helper
+def again(x, i):
+    return hardly(x, i) + shared(x, i)
+
+@jit
+def first(x):
+    return shared(x, 0)
+
+@jit
+def total(x):
+    s = first(x) + hardly(x, 0)
+    for i in range(1, len(x)):
+        s += again(x, i)
+    return s
+
+scaled = None
+"""
 RUN = """
 import sys
 import numpy as np
@@ -118,6 +148,12 @@ def test_code_is_compiled_once_found_by_the_next_process_and_voided_by_a_change_
     lines, said = kernels.run("float64 float32")
     assert lines == ["30.0 0 1", "30.0 0 2"] and ANNOUNCED in said
     assert files(kernels.beside) == before, "what the older sources left is replaced, not kept"
+
+
+def test_a_helper_is_linked_that_several_call_one_of_them_another_kernel_one_where_it_never_comes(kernels):
+    (kernels.sources / "kernel.py").write_text(SHARED)
+    assert kernels.run()[0] == ["20.0 0 1"]
+    assert kernels.run() == (["20.0 1 0"], "")
 
 
 def test_every_kernel_of_the_package_is_compiled_by_the_one_decorator():

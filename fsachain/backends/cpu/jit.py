@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import numba
+from llvmlite.binding import Linkage
 from numba.core import typed_passes, untyped_passes
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler, CompileResult
@@ -93,21 +94,6 @@ def inlined(function: Callable[..., Any]) -> Any:
     return helper(function, forceinline=True)
 
 
-class _KernelCompiler(Compiler):
-    def compile_extra(self, function: Any) -> Any:
-        """Without Python's collector: with all that torch and numba hold it takes a seventh of the time.
-
-        What is left then is garbage, which `files.without_collector` would keep.
-        """
-        was_on = gc.isenabled()
-        gc.disable()
-        try:
-            return super().compile_extra(function)
-        finally:
-            if was_on:
-                gc.enable()
-
-
 class _HelperLibrary(JITCodeLibrary):
     """Code to be linked into kernels, which are optimised and translated as a whole: nothing is done for it alone."""
 
@@ -121,12 +107,54 @@ class _HelperLibrary(JITCodeLibrary):
     def get_pointer_to_function(self, name: str) -> int:
         return 0
 
-    def _optimize_final_module(self) -> None:
-        pass
+    def add_linking_library(self, library: Any) -> None:
+        self._linking_libraries.append(library)
 
-    def _finalize_final_module(self) -> None:
+    def finalize(self) -> None:
+        for function in self._final_module.functions:
+            if not function.is_declaration and function.linkage == Linkage.external:
+                function.linkage = "linkonce_odr"
+        self._shared_module = self._final_module
         self._finalize_dynamic_globals()
         self._finalized = True
+
+
+class _KernelLibrary(JITCodeLibrary):
+    """Code to which that of all helpers is linked, once each."""
+
+    _linking_libraries: list[Any]
+
+    def finalize(self) -> None:
+        # Each after all that call it: LLVM leaves out what nothing calls yet.
+        ordered: dict[Any, None] = {}
+
+        def visit(library: Any) -> None:
+            if library not in ordered:
+                for other in library._linking_libraries if isinstance(library, _HelperLibrary) else ():
+                    visit(other)
+                ordered[library] = None
+
+        for library in self._linking_libraries:
+            visit(library)
+        self._linking_libraries = list(reversed(ordered))
+        super().finalize()
+
+
+class _KernelCompiler(Compiler):
+    def compile_extra(self, function: Any) -> Any:
+        """Without Python's collector: with all that torch and numba hold it takes a seventh of the time.
+
+        What is left then is garbage, which `files.without_collector` would keep.
+        """
+        self.state.library = library = _KernelLibrary(self.state.targetctx.codegen(), function.__qualname__)
+        library.enable_object_caching()
+        was_on = gc.isenabled()
+        gc.disable()
+        try:
+            return super().compile_extra(function)
+        finally:
+            if was_on:
+                gc.enable()
 
 
 class _HelperCompiler(Compiler):

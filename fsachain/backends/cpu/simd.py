@@ -103,11 +103,16 @@ class _LanesModel(models.PrimitiveModel):
         super().__init__(manager, lanes, ir.VectorType(element, lanes.width))
 
 
+def _data(context: Any, builder: Any, array: tuple[Any, Any]) -> Any:
+    """Where an array's entries begin; array: type and value."""
+    return context.data_model_manager[array[0]].get(builder, array[1], "data")
+
+
 def _address(
     context: Any, builder: Any, array: tuple[Any, Any], position: tuple[Any, Any], lanes: Lanes
 ) -> Any:
     """A pointer to W entries of an array; array and position are pairs of type and value."""
-    data = context.make_array(array[0])(context, builder, array[1]).data
+    data = _data(context, builder, array)
     first = builder.gep(data, [context.cast(builder, position[1], position[0], types.intp)])
     return builder.bitcast(first, context.get_value_type(lanes).as_pointer())
 
@@ -610,7 +615,7 @@ def _vectors(
     context: Any, builder: Any, array: tuple[Any, Any], lanes: Lanes, offsets: list[Any]
 ) -> list[Any]:
     """Pointers to W entries of an array at each of these offsets."""
-    data = context.make_array(array[0])(context, builder, array[1]).data
+    data = _data(context, builder, array)
     pointer = context.get_value_type(lanes).as_pointer()
     return [builder.bitcast(builder.gep(data, [offset]), pointer) for offset in offsets]
 
@@ -624,7 +629,7 @@ def _lane_offsets(
     context: Any, builder: Any, offsets: tuple[Any, Any], column: Any, lanes: Lanes
 ) -> list[Any]:
     """offsets[g] + column for each lane g."""
-    data = context.make_array(offsets[0])(context, builder, offsets[1]).data
+    data = _data(context, builder, offsets)
     loaded = (builder.load(builder.gep(data, [ir.Constant(column.type, g)])) for g in range(lanes.width))
     return [builder.add(offset, column) for offset in loaded]
 
