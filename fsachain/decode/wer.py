@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import add
@@ -172,14 +173,19 @@ def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[tu
     return tuple(map(tuple, kaldialign.align(list(reference), list(hypothesis), EPSILON)))
 
 
+def error_kind(reference: str, hypothesis: str) -> str:
+    """What a pair of aligned words is: "same", "insertion", "deletion" or "substitution"."""
+    if reference == hypothesis:
+        return "same"
+    if reference == EPSILON:
+        return "insertion"
+    return "deletion" if hypothesis == EPSILON else "substitution"
+
+
 def _counts(alignment: Sequence[tuple[str, str]]) -> ErrorCounts:
-    insertions = sum(reference == EPSILON for reference, _ in alignment)
-    deletions = sum(hypothesis == EPSILON for _, hypothesis in alignment)
-    substitutions = (
-        sum(reference != hypothesis for reference, hypothesis in alignment) - insertions - deletions
-    )
-    is_wrong = int(insertions + deletions + substitutions > 0)
-    return ErrorCounts(insertions, deletions, substitutions, len(alignment) - insertions, 1, is_wrong)
+    kinds = Counter(error_kind(*pair) for pair in alignment)
+    errors = kinds["insertion"], kinds["deletion"], kinds["substitution"]
+    return ErrorCounts(*errors, len(alignment) - kinds["insertion"], 1, int(any(errors)))
 
 
 def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
@@ -212,10 +218,9 @@ def _speaker_table(rows: Mapping[str, ErrorCounts]) -> list[str]:
 
 
 def _aligned_lines(utterance: UtteranceScore) -> list[str]:
-    marks = {(True, False): "I", (False, True): "D", (False, False): "S"}
     rows = ["  ref ", "  hyp ", "      "]
     for ref, hyp in utterance.alignment:
-        mark = "" if ref == hyp else marks[ref == EPSILON, hyp == EPSILON]
+        mark = "" if ref == hyp else error_kind(ref, hyp)[0].upper()
         cells = ["*" if word == EPSILON else word for word in (ref, hyp)] + [mark]
         width = max(map(len, cells))
         rows = [f"{row} {cell:<{width}}" for row, cell in zip(rows, cells, strict=True)]

@@ -6,8 +6,7 @@ import json
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -51,9 +50,7 @@ class Part:
     widths: npt.NDArray[np.float64]  # [arcs] of the lines, points
     unused: npt.NDArray[np.bool_]  # [arcs] True where an occupancy is known and zero
     is_cut: npt.NDArray[np.bool_]  # [states] True where arcs of the state are left out
-    numbers: tuple[
-        str, ...
-    ]  # what stands in each state: its number, and its final weight where that is not 0
+    numbers: tuple[str, ...]  # in each state: its number, and its final weight where that is not 0
 
 
 def checked_occupancy(occupancy: npt.ArrayLike, num_arcs: int) -> npt.NDArray[np.float64]:
@@ -87,11 +84,7 @@ def chosen(fsa: Fsa, used: npt.NDArray[np.float64] | None, max_arcs: int) -> Int
         return np.arange(fsa.num_arcs)
     if used is not None:
         return np.sort(np.argsort(-used, kind="stable")[:max_arcs])
-    return _nearest(fsa, max_arcs)
-
-
-def _nearest(fsa: Fsa, max_arcs: int) -> Ints:
-    """The arcs at the end of the most probable ways from the start, weights above one counted as one."""
+    # Those at the end of the most probable ways from the start, weights above one counted as one.
     cost = np.maximum(0.0, -fsa.log_prob) + _STEP
     distance = csgraph.dijkstra(cheapest_steps(fsa, cost), indices=fsa.start)
     total = distance[fsa.src] + cost
@@ -252,35 +245,22 @@ def lay_out(
         tip, *points = edge["pos"].split()  # "e,x,y x,y x,y ...": the tip, then the control points
         curve = np.array([point(place) for place in points])
         drawn[int(edge["place"])] = DrawnEdge(curve, point(tip.removeprefix("e,")), point(edge["lp"]))
-    in_order = tuple(drawn[place] for place in range(len(edges)))
-    return _packed(nodes, in_order, np.asarray(node_sizes), edges, np.asarray(label_sizes).reshape(-1, 2))
 
-
-def _packed(
-    nodes: Points,
-    edges: tuple[DrawnEdge, ...],
-    node_sizes: npt.NDArray[np.float64],
-    ends: Sequence[tuple[int, int]],
-    label_sizes: Points,
-) -> Layout:
-    """Connected components in rows, the tallest first; Graphviz sets all in one row."""
-    pairs = np.asarray(ends, dtype=np.int64).reshape(-1, 2)
+    # Connected components in rows, the tallest first; Graphviz sets all in one row.
+    pairs = np.asarray(edges, dtype=np.int64).reshape(-1, 2)
     links = sparse.csr_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(len(nodes),) * 2)
     count, part = csgraph.connected_components(links, directed=False)
     corners: list[list[Points]] = [[] for _ in range(count)]
-    for node, centre in enumerate(nodes):
-        corners[part[node]] += [centre - node_sizes[node] / 2, centre + node_sizes[node] / 2]
-    for (src, _), edge, size in zip(ends, edges, label_sizes, strict=True):
-        corners[part[src]] += [*edge.curve, edge.label - size / 2, edge.label + size / 2]
+    for centre, size, own in zip(nodes, node_sizes, part, strict=True):
+        corners[own] += [centre - size / 2, centre + size / 2]
+    for place, ((src, _), label_size) in enumerate(zip(edges, np.asarray(label_sizes), strict=True)):
+        label = drawn[place].label
+        corners[part[src]] += [*drawn[place].curve, label - label_size / 2, label + label_size / 2]
     low = np.array([np.min(points, axis=0) for points in corners])
-    sizes = np.array([np.max(points, axis=0) for points in corners]) - low
-    places, whole = _shelves(sizes)
-    shift = places - low
-    moved = tuple(
-        DrawnEdge(edge.curve + by, edge.tip + by, edge.label + by)
-        for edge, by in zip(edges, (shift[part[src]] for src, _ in ends), strict=True)
-    )
-    return Layout(whole, nodes + shift[part], moved)
+    places, whole = _shelves(np.array([np.max(points, axis=0) for points in corners]) - low)
+    shift = (places - low)[part]
+    moved = (DrawnEdge(*(points + shift[src] for points in drawn[n])) for n, (src, _) in enumerate(edges))
+    return Layout(whole, nodes + shift, tuple(moved))
 
 
 def _shelves(sizes: Points) -> tuple[Points, tuple[float, float]]:
@@ -357,39 +337,27 @@ def plot_graph(
     clipped = len(part.arcs) < fsa.num_arcs
     width = max(layout.size[0] * scale + 0.3, _WIDTHS[0])
     height = max(layout.size[1] * scale, 0.8) + 0.5
-    with _page(width, height, fsa if clipped else None, used) as (figure, place):
-        axes = place.subplots()
-        _draw(axes, fsa, part, layout, scale)
-        head = title
-        if clipped:
-            note = f"{len(part.arcs)} of {fsa.num_arcs:,} arcs"
-            if used is not None and used.sum() > 0:
-                note += f", with {100 * used[part.arcs].sum() / used.sum():.1f} % of the occupancy"
-            head = f"{title}: {note}" if title else note
-        headline(figure, head)
-    return figure
-
-
-@contextmanager
-def _page(
-    width: float, height: float, summarised: Fsa | None, used: npt.NDArray[np.float64] | None
-) -> Iterator[tuple[Figure, Any]]:
-    """A figure, and the part of it for a drawing of that size; the summary goes beside a narrow one, below others."""
-    if summarised is None:
+    if not clipped:
         figure = new_figure(height, width)
         with plain_text(figure):
-            yield figure, figure
-        return
-    beside = width + _SUMMARY_WIDTH < _WIDTHS[1] and height > 2 * _SUMMARY_HEIGHT
-    if beside:
-        figure = new_figure(height, width + _SUMMARY_WIDTH)
+            _draw(figure.subplots(), fsa, part, layout, scale)
+            headline(figure, title)
+        return figure
+    parts: Any
+    if width + _SUMMARY_WIDTH < _WIDTHS[1] and height > 2 * _SUMMARY_HEIGHT:
+        figure, panels = new_figure(height, width + _SUMMARY_WIDTH), (3, 1)
         parts = figure.subfigures(1, 2, width_ratios=[width, _SUMMARY_WIDTH])
     else:
-        figure = new_figure(height + _SUMMARY_HEIGHT, max(width, FIGURE_WIDTH))
+        figure, panels = new_figure(height + _SUMMARY_HEIGHT, max(width, FIGURE_WIDTH)), (1, 3)
         parts = figure.subfigures(2, 1, height_ratios=[height, _SUMMARY_HEIGHT])
+    note = f"{len(part.arcs)} of {fsa.num_arcs:,} arcs"
+    if used is not None and used.sum() > 0:
+        note += f", with {100 * used[part.arcs].sum() / used.sum():.1f} % of the occupancy"
     with plain_text(figure):
-        draw_summary(parts[1], summarised, used, (3, 1) if beside else (1, 3))  # type: ignore[index]
-        yield figure, parts[0]  # type: ignore[index]
+        draw_summary(parts[1], fsa, used, panels)
+        _draw(parts[0].subplots(), fsa, part, layout, scale)
+        headline(figure, f"{title}: {note}" if title else note)
+    return figure
 
 
 def graph_svg(fsa: Fsa) -> str | None:

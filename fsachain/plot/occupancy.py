@@ -168,18 +168,10 @@ def _draw(axes: Axes, panel: OccupancyPanel, node: Any, norm: Any, step: float) 
     path = _path(panel)
     if len(path):
         effects = require("matplotlib.patheffects", extra="plot")
-        fine = num_frames > 60 or width > 40
-        shade = effects.withStroke(linewidth=1.5 if fine else 2.4, foreground="black", alpha=0.6)
-        style: dict[str, Any] = (
-            {"linewidth": 0.7, "marker": ""} if fine else {"linewidth": 1.2, "marker": "."}
-        )
-        line: dict[str, Any] = {
-            "color": "white",
-            "markersize": 3.5,
-            "label": "best path",
-            "path_effects": [shade],
-        }
-        axes.plot(path[:, 0] * step, path[:, 1], **line, **style)
+        thin, thick, marker = (0.7, 1.5, "") if num_frames > 60 or width > 40 else (1.2, 2.4, ".")
+        shade = effects.withStroke(linewidth=thick, foreground="black", alpha=0.6)
+        line = axes.plot(path[:, 0] * step, path[:, 1], color="white", linewidth=thin, marker=marker)[0]
+        line.set(markersize=3.5, label="best path", path_effects=[shade])
     axes.tick_params(labelsize=8)
     if panel.labels:
         name_ticks(axes, (START, *panel.labels), limit=_MAX_PANEL_TICKS)
@@ -313,15 +305,7 @@ def phone_trellis(
 ) -> TrellisPair:
     """Occupancies of phones: those of their pdfs added up. Phones that share a pdf are one row, named after all of them.
 
-    Args:
-        nnet_output: [T, P].
-        numerator: graph of its transcript.
-        denominator: of P pdfs.
-        leaky_hmm_coefficient: of the denominator, as in the loss.
-        tree: says which phones a pdf stands for.
-
-    Raises:
-        ShapeError: the network output does not fit the denominator.
+    Arguments and errors as for `pdf_trellis`; the tree says which phones a pdf stands for.
     """
     pair = pdf_trellis(nnet_output, numerator, denominator, leaky_hmm_coefficient=leaky_hmm_coefficient)
     return by_phone(pair, tree)
@@ -363,11 +347,18 @@ def plot_trellis(
         ShapeError: matrices of different shapes, or another number of names than columns.
         ConfigError: `max_rows` below 1.
     """
-    parts = _checked_pair(pair)
+    numerator, denominator = matrix(pair.numerator, "numerator"), matrix(pair.denominator, "denominator")
+    if numerator.shape != denominator.shape:
+        raise ShapeError(
+            f"numerator {list(numerator.shape)}, denominator {list(denominator.shape)}: expected one shape"
+        )
+    if pair.names and len(pair.names) != numerator.shape[1]:
+        raise ShapeError(f"names: {len(pair.names)}, expected {numerator.shape[1]}, one for each column")
+    parts = numerator, denominator, numerator - denominator
     if max_rows < 1:
         raise ConfigError(f"max_rows = {max_rows}: expected at least 1")
-    names = pair.names or [str(k) for k in range(parts[0].shape[1])]
-    rows = _shown_rows(parts[0], parts[1], max_rows)
+    names = pair.names or [str(k) for k in range(numerator.shape[1])]
+    rows = _shown_rows(numerator, denominator, max_rows)
     num, den, objf = ("", "", "")
     if pair.log_probs is not None:
         num, den = (f", log Z = {value:.2f}" for value in pair.log_probs)
@@ -377,8 +368,8 @@ def plot_trellis(
         f"denominator occupancy{den}",
         f"numerator - denominator: the gradient{objf} (strokes: raise, dots: lower)",
     )
-    if hidden := parts[0].shape[1] - len(rows):
-        both = parts[0] + parts[1]
+    if hidden := numerator.shape[1] - len(rows):
+        both = numerator + denominator
         share = 100.0 * (1.0 - both[:, rows].sum() / max(both.sum(), 1e-300))
         if share >= 0.05:
             note = f"{hidden} rows with {share:.1f} % of the occupancy are not shown"
@@ -388,14 +379,11 @@ def plot_trellis(
         grid = figure.subplots(3, 1, sharex=True, sharey=True)
         step = frame_seconds or 1.0
         bound = max(float(np.abs(parts[2]).max()), FAINTEST)
-        scales: tuple[dict[str, Any], ...] = (
-            {"cmap": AMOUNT_MAP, "vmin": 0.0, "vmax": 1.0},
-            {"cmap": AMOUNT_MAP, "vmin": 0.0, "vmax": 1.0},
-            # The darkest shades stay unused: hatches could not be seen on them.
-            {"cmap": SIGNED_MAP, "vmin": -1.4 * bound, "vmax": 1.4 * bound},
-        )
-        for axes, part, scale, head in zip(grid, parts, scales, heads, strict=True):
-            image = _heat_map(axes, part[:, rows], step, interpolation="nearest", **scale)
+        # The darkest shades of the third stay unused: hatches could not be seen on them.
+        scales = *[(AMOUNT_MAP, 0.0, 1.0)] * 2, (SIGNED_MAP, -1.4 * bound, 1.4 * bound)
+        for axes, part, (colours, low, high), head in zip(grid, parts, scales, heads, strict=True):
+            limits: dict[str, Any] = {"cmap": colours, "vmin": low, "vmax": high}
+            image = _heat_map(axes, part[:, rows], step, interpolation="nearest", **limits)
             axes.set_title(head, fontsize=9)
             name_ticks(axes, [names[k] for k in rows])
             axes.tick_params(labelsize=8)
@@ -419,28 +407,11 @@ def mark_signs(axes: Axes, values: npt.NDArray[np.float64], limit: float, step: 
         steps = np.diff(np.pad(beyond, ((0, 0), (1, 1))), axis=1)
         rows, firsts = np.nonzero(steps == 1)
         lasts = np.nonzero(steps == -1)[1]
-        style: dict[str, Any] = {
-            "fill": False,
-            "hatch": hatch,
-            "linestyle": edge,
-            "linewidth": 0.6,
-            "edgecolor": "#222222",
-        }
+        style: dict[str, Any] = {"hatch": hatch, "linestyle": edge, "gid": "raise" if sign > 0 else "lower"}
+        style |= {"fill": False, "linewidth": 0.6, "edgecolor": "#222222"}
         for row, first, last in zip(rows.tolist(), firsts.tolist(), lasts.tolist(), strict=True):
             corner, width = ((first - 0.5) * step, row - 0.5), (last - first) * step
-            name = "raise" if sign > 0 else "lower"
-            axes.add_patch(patches.Rectangle(corner, width, 1.0, gid=name, **style))
-
-
-def _checked_pair(pair: TrellisPair) -> tuple[npt.NDArray[np.float64], ...]:
-    numerator, denominator = matrix(pair.numerator, "numerator"), matrix(pair.denominator, "denominator")
-    if numerator.shape != denominator.shape:
-        raise ShapeError(
-            f"numerator {list(numerator.shape)}, denominator {list(denominator.shape)}: expected one shape"
-        )
-    if pair.names and len(pair.names) != numerator.shape[1]:
-        raise ShapeError(f"names: {len(pair.names)}, expected {numerator.shape[1]}, one for each column")
-    return numerator, denominator, numerator - denominator
+            axes.add_patch(patches.Rectangle(corner, width, 1.0, **style))
 
 
 def _shown_rows(numerator: Any, denominator: Any, max_rows: int) -> list[int]:

@@ -36,6 +36,8 @@ Event = Mapping[str, Any]
 Curve = tuple[str, dict[int, float]]  # name, value by epoch
 Wer = Mapping[int, float]
 
+_NORMS = {"mean": "grad_norm", "largest": "max_grad_norm"}
+_LEFT_OUT = {"utterances excluded": "excluded", "batches skipped": "skipped_batches"}
 _FROM_ZERO = ("word error rate", "gradient norm", "left out")  # panels of amounts
 _MOST_MARKERS = 25
 MAX_SPEAKERS = 30
@@ -81,14 +83,8 @@ def plot_training(
     if wer is not None:
         tables: Any = wer if all(isinstance(table, Mapping) for table in wer.values()) else {"WER": wer}
         rates = [(name, dict(sorted(table.items()))) for name, table in tables.items()]
-    norms = [
-        _curve("mean", epochs, "train", "grad_norm"),
-        _curve("largest", epochs, "train", "max_grad_norm"),
-    ]
-    left_out = [
-        _curve("utterances excluded", epochs, "train", "excluded"),
-        _curve("batches skipped", epochs, "train", "skipped_batches"),
-    ]
+    norms = [_curve(name, epochs, "train", key) for name, key in _NORMS.items()]
+    left_out = [_curve(name, epochs, "train", key) for name, key in _LEFT_OUT.items()]
     left_out = [curve for curve in left_out if any(curve[1].values())]
     all_panels: Sequence[tuple[str, str, Sequence[Curve]]] = (
         ("objf", "objf per frame", objf),
@@ -239,27 +235,18 @@ def _draw_bars(axes: Axes, head: str, bars: Sequence[_Bar], *, sideways: bool) -
     places, ends = np.arange(len(bars)), np.zeros(len(bars))
     shares = np.array([_shares(counts) for _, counts in bars])
     for k, kind in enumerate(_KINDS):
-        style: dict[str, Any] = {
-            "color": _SHADES[k],
-            "hatch": _HATCHES[k],
-            "edgecolor": "#222222",
-            "linewidth": 0.6,
-        }
-        if sideways:
-            axes.barh(places, shares[:, k], left=ends, label=kind, **style)
-        else:
-            axes.bar(places, shares[:, k], bottom=ends, label=kind, **style)
+        style: dict[str, Any] = {"color": _SHADES[k], "hatch": _HATCHES[k], "label": kind}
+        style |= {"edgecolor": "#222222", "linewidth": 0.6, "left" if sideways else "bottom": ends}
+        (axes.barh if sideways else axes.bar)(places, shares[:, k], **style)
         ends += shares[:, k]
     near: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7}
     for place, ((_, counts), end) in enumerate(zip(bars, ends, strict=True)):
         if sideways:
-            axes.annotate(
-                f"{end:.1f} % of {counts.num_words} words", (end, place), (3, 0), va="center", **near
-            )
+            text = f"{end:.1f} % of {counts.num_words} words"
+            axes.annotate(text, (end, place), (3, 0), va="center", **near)
         else:
-            axes.annotate(
-                f"{end:.1f} %\n{counts.num_utterances} utt.", (place, end), (0, 3), ha="center", **near
-            )
+            text = f"{end:.1f} %\n{counts.num_utterances} utt."
+            axes.annotate(text, (place, end), (0, 3), ha="center", **near)
     if sideways:
         axes.set_yticks(places, [shortened(name, 24) for name, _ in bars], fontsize=8)
         axes.set_ylim(len(bars) - 0.4, -0.6)
@@ -390,25 +377,12 @@ def _draw_tier(axes: Axes, name: str, entries: Sequence[CtmEntry], inches_per_se
     axes.set_ylim(0.0, 1.0)
     axes.set_yticks([])
     for position, entry in enumerate(entries):
-        # A frame's cell, so that neighbours differ without colour.
-        axes.axvspan(
-            entry.start,
-            entry.start + entry.duration,
-            facecolor=_GREYS[position % 2],
-            edgecolor="#555555",
-            linewidth=0.6,
-            gid=name,
-        )
-        axes.text(entry.start + 0.5 * entry.duration, 0.5, entry.label, **_fitted(entry, inches_per_second))
-
-
-def _fitted(entry: CtmEntry, inches_per_second: float) -> dict[str, Any]:
-    width = 0.075 * len(entry.label)  # inches of a text in size 9, roughly
-    narrow = width > 0.85 * entry.duration * inches_per_second
-    return {
-        "ha": "center",
-        "va": "center",
-        "fontsize": 6 if narrow else 9,
-        "rotation": 90 if narrow and len(entry.label) > 1 else 0,
-        "clip_on": True,
-    }
+        # Greys in turn, so that neighbours differ without colour.
+        box: dict[str, Any] = {"facecolor": _GREYS[position % 2], "edgecolor": "#555555", "linewidth": 0.6}
+        axes.axvspan(entry.start, entry.start + entry.duration, gid=name, **box)
+        width = 0.075 * len(entry.label)  # inches of a text in size 9, roughly
+        narrow = width > 0.85 * entry.duration * inches_per_second
+        fitted: dict[str, Any] = {"fontsize": 6 if narrow else 9, "clip_on": True}
+        fitted["rotation"] = 90 if narrow and len(entry.label) > 1 else 0
+        middle = entry.start + 0.5 * entry.duration
+        axes.text(middle, 0.5, entry.label, ha="center", va="center", **fitted)

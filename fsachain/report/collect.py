@@ -86,8 +86,14 @@ def text(table: Event, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def strings(value: Any) -> tuple[str, ...]:
+def strings(table: Event, name: str) -> tuple[str, ...]:
+    value = table.get(name)
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+
+
+def table_of(table: Event, name: str) -> dict[str, Any]:
+    value = table.get(name)
+    return value if isinstance(value, dict) else {}
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -207,24 +213,13 @@ class StageLog:
 
 def read_stages(path: Path) -> StageLog:
     log = read_events(path)
+    known = {"event", "time", "command", "stages", "versions", "config"}
     runs = []
     for event in log.of("run"):
-        versions, config = event.get("versions"), event.get("config")
-        known = {"event", "time", "command", "stages", "versions", "config"}
-        runs.append(
-            Run(
-                number(event, "time"),
-                strings(event.get("command")),
-                strings(event.get("stages")),
-                {str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
-                config if isinstance(config, dict) else {},
-                {
-                    name: str(value)
-                    for name, value in event.items()
-                    if name not in known and value is not None
-                },
-            )
-        )
+        said = strings(event, "command"), strings(event, "stages")
+        versions = {name: str(value) for name, value in table_of(event, "versions").items()}
+        facts = {name: str(value) for name, value in event.items() if name not in known and value is not None}
+        runs.append(Run(number(event, "time"), *said, versions, table_of(event, "config"), facts))
     names = [*(name for run in runs for name in run.stages), *(text(event, "stage") for event in log.events)]
     stages = {name: Stage(name, "to come") for name in names if name}
     for event in log.events:
@@ -241,26 +236,38 @@ def read_stages(path: Path) -> StageLog:
 # The training log, `train.jsonl`.
 
 
-@dataclass(frozen=True)
 class Training:
     """A training as its log tells it; None for what the log does not say."""
 
-    log: EventLog
-    epochs: dict[
-        int, Event
-    ]  # finished ones by number; of one that was trained twice, after a crash, the later
-    num_epochs: int | None
-    utterances: int | None
-    batches: int | None
-    parameters: int | None
-    config: dict[str, Any]  # the options of section `train`
-    excluded: tuple[tuple[str, str], ...]  # (utterance, why it takes no part)
-    excluded_in_epochs: tuple[str, ...]  # utterances that the loss left out
-    skipped: tuple[tuple[str, ...], ...]  # the utterances of each batch that moved no parameter
-    finished: bool
-    resumed: int  # how often the training went on after it had been broken off
-    final_dev_objf: float | None  # of the final model, nats per output frame
-    last_time: float | None  # Unix time of the last event
+    def __init__(self, log: EventLog) -> None:
+        self.log = log
+        starts, ends, epochs = log.of("start"), log.of("end"), log.of("epoch")
+        start = starts[-1] if starts else {}
+        last = log.events[-1] if log.events else {}
+        self.config = table_of(start, "config")  # the options of section `train`
+        self.num_epochs = whole(self.config, "num_epochs")
+        self.utterances, self.batches = whole(start, "utterances"), whole(start, "batches")
+        self.parameters = whole(start, "parameters")
+        # Finished epochs by number; of one that was trained twice, after a crash, the later.
+        by_number: dict[int, Event] = {n: one for one in epochs if (n := whole(one, "epoch")) is not None}
+        self.epochs = dict(sorted(by_number.items()))
+        excluded = []  # (utterance, why it takes no part) since the last start; long lists go on in "left_out"
+        since = max((n for n, event in enumerate(log.events) if event is start), default=len(log.events))
+        for event in log.events[since:]:
+            entries = event.get("excluded") if event.get("event") in ("start", "left_out") else None
+            for entry in entries if isinstance(entries, list) else ():
+                if isinstance(entry, dict):
+                    excluded.append((text(entry, "id"), text(entry, "reason")))
+        self.excluded = tuple(dict.fromkeys(excluded))
+        # The utterances that the loss left out, and those of each batch that moved no parameter.
+        self.excluded_in_epochs = tuple(
+            dict.fromkeys(name for one in epochs for name in strings(one, "excluded"))
+        )
+        self.skipped = tuple(strings(event, "utterances") for event in log.of("skipped"))
+        self.finished = bool(ends) and last.get("event") == "end"
+        self.resumed = len(log.of("resume"))  # how often it went on after it had been broken off
+        self.final_dev_objf = number(ends[-1], "dev", "objf") if ends else None  # nats per output frame
+        self.last_time = number(last, "time")  # Unix time of the last event
 
     @property
     def state(self) -> str:
@@ -276,41 +283,6 @@ class Training:
             return None
         seconds = sum(number(event, "train", "seconds") or 0.0 for event in self.epochs.values())
         return max(0, self.num_epochs - len(self.epochs)) * seconds / len(self.epochs)
-
-
-def read_training(path: Path) -> Training:
-    log = read_events(path)
-    starts, ends, epochs = log.of("start"), log.of("end"), log.of("epoch")
-    start = starts[-1] if starts else {}
-    last = log.events[-1] if log.events else {}
-    config = start.get("config")
-    config = dict(config) if isinstance(config, dict) else {}
-    excluded = []  # since the last start; long lists continue in events "left_out"
-    since = max((place for place, event in enumerate(log.events) if event is start), default=len(log.events))
-    for event in log.events[since:]:
-        entries = event.get("excluded") if event.get("event") in ("start", "left_out") else None
-        for entry in entries if isinstance(entries, list) else ():
-            if isinstance(entry, dict):
-                excluded.append((text(entry, "id"), text(entry, "reason")))
-    by_number = {n: event for event in epochs if (n := whole(event, "epoch")) is not None}
-    return Training(
-        log=log,
-        epochs=dict(sorted(by_number.items())),
-        num_epochs=whole(config, "num_epochs"),
-        utterances=whole(start, "utterances"),
-        batches=whole(start, "batches"),
-        parameters=whole(start, "parameters"),
-        config=config,
-        excluded=tuple(dict.fromkeys(excluded)),
-        excluded_in_epochs=tuple(
-            dict.fromkeys(name for event in epochs for name in strings(event.get("excluded")))
-        ),
-        skipped=tuple(strings(event.get("utterances")) for event in log.of("skipped")),
-        finished=bool(ends) and last.get("event") == "end",
-        resumed=len(log.of("resume")),
-        final_dev_objf=number(ends[-1], "dev", "objf") if ends else None,
-        last_time=number(last, "time"),
-    )
 
 
 class DataSize(NamedTuple):
@@ -349,9 +321,7 @@ class Findings:
     curves: Picture | None = None
     error_picture: Picture | None = None
     pictures: list[Picture] = field(default_factory=list)
-    notes: dict[str, list[str]] = field(
-        default_factory=dict
-    )  # by section: what is not there, or cannot be read
+    notes: dict[str, list[str]] = field(default_factory=dict)  # by section: what cannot be read, or is absent
 
     def note(self, section: str, line: str) -> None:
         """Add a line to what the section lacks, unless it is there."""
@@ -393,11 +363,7 @@ def collect(layout: Layout) -> Findings:
     _read_data(found)
     _read_graphs(found)
     _read_scores(found)
-    files = (
-        sorted(path for path in layout.pictures.iterdir() if path.is_file())
-        if layout.pictures.is_dir()
-        else []
-    )
+    files = sorted(path for path in layout.pictures.glob("*") if path.is_file())
     if len(files) > MOST_PICTURES:
         found.note("pictures", f"{len(files) - MOST_PICTURES} more pictures are not shown.")
     read = [found.attempt("pictures", picture_file, path) for path in files[:MOST_PICTURES]]
@@ -408,34 +374,32 @@ def collect(layout: Layout) -> Findings:
 def draw(found: Findings) -> None:
     from fsachain.plot import plot_training, plot_wer
 
-    if found.training is not None and found.training.epochs:
-        training = found.training
+    training, report = found.training, found.wer
+    if training is not None and training.epochs:
         last = number(list(training.epochs.values())[-1], "train", "objf")
-        alt = f"Curves over {len(training.epochs)} epochs; the last objective is {last}. The table has the numbers."
+        curves = f"Curves over {len(training.epochs)} epochs; the last objective is {last}. The table has the numbers."
         found.curves = found.attempt(
-            "training", lambda: drawing(plot_training(list(training.log.events)), alt)
+            "training", lambda: drawing(plot_training(list(training.log.events)), curves)
         )
-    if found.wer is not None:
-        report = found.wer
-        alt = (
+    if report is not None:
+        rates = (
             f"Word error rates by speaker and by length; over all {report.total}. The table has the numbers."
         )
-        found.error_picture = found.attempt("errors", lambda: drawing(plot_wer(report), alt))
+        found.error_picture = found.attempt("errors", lambda: drawing(plot_wer(report), rates))
 
 
 def _read_logs(found: Findings) -> None:
     path = found.layout.stage_log
     if found.expect("stages", path, "`fsachain run` and the recipes write it"):
         found.stages = found.attempt("stages", read_stages, path)
-    if found.stages is not None:
-        if found.stages.num_unreadable:
-            found.note("stages", f"{path.name}: {found.stages.num_unreadable} lines cannot be read.")
-        run = found.stages.trained_by
-        found.config = {} if run is None else run.config
+    if stages := found.stages:
+        if stages.num_unreadable:
+            found.note("stages", f"{path.name}: {stages.num_unreadable} lines cannot be read.")
+        found.config = stages.trained_by.config if stages.trained_by else {}
 
     path = found.layout.model / "train.jsonl"
     if found.expect("training", path, "`fsachain train` writes it"):
-        found.training = training = found.attempt("training", read_training, path)
+        found.training = training = found.attempt("training", lambda: Training(read_events(path)))
         if training is None:
             return
         if training.log.num_unreadable:
@@ -494,8 +458,12 @@ def _numerator_size(path: Path) -> str:
 
 def _read_scores(found: Findings) -> None:
     folder = found.layout.decoded
-    if (folder / "tuning.json").exists():
-        found.tuned = found.attempt("errors", _read_best, folder / "tuning.json")
+    tuning, report = folder / "tuning.json", folder / "wer.json"
+    if tuning.exists() and (table := found.attempt("errors", read_table, tuning)) is not None:
+        if isinstance(table.get("best"), dict):
+            found.tuned = table["best"]
+        else:
+            found.note("errors", f"{tuning}: expected a table 'best'")
     hypotheses, data = folder / "hyp.txt", found.data
     if not found.expect("errors", hypotheses, "`fsachain decode` writes it"):
         return
@@ -506,18 +474,10 @@ def _read_scores(found: Findings) -> None:
         )
     if found.wer is not None:
         found.total = found.wer.total
-    elif (folder / "wer.json").exists():
-        path = folder / "wer.json"
+    elif report.exists():
         found.total = found.attempt(
-            "errors", lambda: ErrorCounts.from_dict(read_table(path).get("total"), f"{path}, total")
+            "errors", lambda: ErrorCounts.from_dict(read_table(report).get("total"), f"{report}, total")
         )
-
-
-def _read_best(path: Path) -> dict[str, Any]:
-    best = read_table(path).get("best")
-    if not isinstance(best, dict):
-        raise DataError(f"{path}: expected a table 'best'")
-    return best
 
 
 # Figures and recordings as data URIs, small enough to put dozens of them on one page.

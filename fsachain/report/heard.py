@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fsachain.data.kaldi_dir import Utterance
 from fsachain.decode.ctm import CtmEntry, read_ctm
-from fsachain.decode.wer import EPSILON, ErrorCounts, UtteranceScore, WerReport
+from fsachain.decode.wer import EPSILON, ErrorCounts, UtteranceScore, WerReport, error_kind
 from fsachain.report.collect import Clip, Findings, Picture, bitmap, clip, samples_of
 
 if TYPE_CHECKING:
@@ -54,14 +54,6 @@ class Heard:
     pictures: list[Picture] = field(default_factory=list)
 
 
-def error_kind(reference: str, hypothesis: str) -> str:
-    if reference == hypothesis:
-        return "same"
-    if reference == EPSILON:
-        return "insertion"
-    return "deletion" if hypothesis == EPSILON else "substitution"
-
-
 def error_rate(counts: ErrorCounts) -> float:
     """Errors per reference word; with an empty reference 0 without errors, else infinite."""
     if counts.num_words:
@@ -74,25 +66,15 @@ def worst_first(report: WerReport) -> list[UtteranceScore]:
     return sorted(report.utterances, key=lambda one: (-error_rate(one.counts), -one.counts.errors, one.id))
 
 
-def worst(report: WerReport, most: int) -> list[UtteranceScore]:
-    """At most so many; none without an error."""
-    return [one for one in worst_first(report)[:most] if one.counts.errors]
-
-
-def best(report: WerReport, most: int) -> list[UtteranceScore]:
-    """At most so many of the lowest error rate, the longest first; none that is among the worst."""
-    taken = {one.id for one in worst(report, most)}
-    ordered = sorted(
-        report.utterances, key=lambda one: (error_rate(one.counts), -one.counts.num_words, one.id)
-    )
-    return [one for one in ordered if one.id not in taken][:most]
-
-
 def choose(found: Findings, most: int) -> dict[str, list[Heard]]:
+    """At most so many of the worst, with an error each, and of the others the best, the longest first."""
     if found.wer is None:
         return {"worst": [], "best": []}
-    groups = {"worst": worst(found.wer, most), "best": best(found.wer, most)}
-    return {name: [_heard(one) for one in group] for name, group in groups.items()}
+    worst = [one for one in worst_first(found.wer)[:most] if one.counts.errors]
+    taken = {one.id for one in worst}
+    others = [one for one in found.wer.utterances if one.id not in taken]
+    others.sort(key=lambda one: (error_rate(one.counts), -one.counts.num_words, one.id))
+    return {"worst": [_heard(one) for one in worst], "best": [_heard(one) for one in others[:most]]}
 
 
 def add_times(found: Findings, chosen: Sequence[Heard]) -> None:

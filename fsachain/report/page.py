@@ -18,9 +18,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fsachain.decode.wer import EPSILON, ErrorCounts
+from fsachain.decode.wer import EPSILON, ErrorCounts, error_kind
 from fsachain.errors import require
 from fsachain.files import write_text
+from fsachain.graph.algorithms import GraphFacts
 from fsachain.report.collect import Findings, Layout, collect, draw, number
 from fsachain.report.heard import (
     Heard,
@@ -29,7 +30,6 @@ from fsachain.report.heard import (
     add_recordings,
     add_times,
     choose,
-    error_kind,
     error_rate,
     worst_first,
 )
@@ -347,15 +347,15 @@ def _counts(counts: ErrorCounts) -> list[Cell]:
 
 def _errors(found: Findings) -> dict[str, Table]:
     """Word errors by speaker, by length of the transcript and by utterance, and the most frequent ones."""
-    rows: list[Row]
-    by_speaker_columns = ("speaker", "utterances", *_COUNTS)
+
+    def row(name: str | Cell, counts: ErrorCounts) -> Row:
+        return [name, amount(counts.num_utterances), *_counts(counts)]
+
+    speakers = "Word errors by speaker", ("speaker", "utterances", *_COUNTS)
     if found.wer is None:  # only the totals may be known
-        known = {"all": found.total} if found.total else {}
-        rows = [[name, amount(one.num_utterances), *_counts(one)] for name, one in known.items()]
-        return {"speakers": table("Word errors by speaker", by_speaker_columns, rows)}
-    rows = [[name, amount(one.num_utterances), *_counts(one)] for name, one in found.wer.by_speaker.items()]
-    total: Row = ["all", amount(found.wer.total.num_utterances), *_counts(found.wer.total)]
-    tables = {"speakers": table("Word errors by speaker", by_speaker_columns, rows, total)}
+        return {"speakers": table(*speakers, [row("all", found.total)] if found.total else [])}
+    rows: list[Row] = [row(name, counts) for name, counts in found.wer.by_speaker.items()]
+    tables = {"speakers": table(*speakers, rows, row("all", found.wer.total))}
 
     # By number of words in the transcript, in classes that double: 0, 1, 2-3, 4-7, ...
     classes: dict[int, ErrorCounts] = {}
@@ -368,7 +368,7 @@ def _errors(found: Findings) -> dict[str, Table]:
     for size, counts in sorted(classes.items()):
         low, high = (0, 0) if size == 0 else (1 << (size - 1), (1 << size) - 1)
         label = str(low) if low == high else f"{low} to {high}"
-        rows.append([Cell(label, low), amount(counts.num_utterances), *_counts(counts)])
+        rows.append(row(Cell(label, low), counts))
     tables["lengths"] = table(
         "Word errors by length of the transcript", ("words said", "utterances", *_COUNTS), rows
     )
@@ -390,28 +390,27 @@ def _errors(found: Findings) -> dict[str, Table]:
 
 def _graphs(found: Findings) -> Table:
     """A column for each graph: there are few of them, and many facts."""
-    heads = (
-        *("states", "arcs", "final states", "labels", "self-loops", "states on no path", "deterministic"),
-        *("shortest path, frames", "sums of states", "arc-evaluations per frame", "compiled", "file"),
+    facts: tuple[tuple[str, Callable[[GraphFacts], Cell]], ...] = (
+        ("states", lambda one: amount(one.num_states)),
+        ("arcs", lambda one: amount(one.num_arcs)),
+        ("final states", lambda one: amount(one.num_finals)),
+        ("labels", lambda one: amount(one.num_pdfs)),
+        ("self-loops", lambda one: amount(one.num_self_loops)),
+        ("states on no path", lambda one: amount(one.num_states - one.num_useful_states)),
+        (
+            "deterministic",
+            lambda one: Cell("yes" if one.is_deterministic else "no", float(one.is_deterministic)),
+        ),
+        ("shortest path, frames", lambda one: amount(one.min_frames)),
+        ("sums of states", lambda one: Cell(one.sums, one.largest_sum)),
+        ("arc-evaluations per frame", lambda one: amount(one.arcs_per_frame)),
+        ("compiled", lambda one: memory(one.table_bytes)),
     )
-    columns: list[list[Cell]] = []
-    for _, num_bytes, facts in found.graphs:
-        numbers = (facts.num_states, facts.num_arcs, facts.num_finals, facts.num_pdfs, facts.num_self_loops)
-        columns.append(
-            [
-                *(amount(value) for value in (*numbers, facts.num_states - facts.num_useful_states)),
-                Cell("yes" if facts.is_deterministic else "no", float(facts.is_deterministic)),
-                amount(facts.min_frames),
-                Cell(facts.sums, facts.largest_sum),
-                amount(facts.arcs_per_frame),
-                memory(facts.table_bytes),
-                memory(num_bytes),
-            ]
-        )
-    rows: list[Row] = (
-        [[head, *cells] for head, *cells in zip(heads, *columns, strict=False)] if columns else []
-    )
-    return table("Graphs", ("graph", *(name for name, _, _ in found.graphs)), rows)
+    graphs = found.graphs
+    rows: list[Row] = [[head, *(cell(one.facts) for one in graphs)] for head, cell in facts] if graphs else []
+    if graphs:
+        rows.append(["file", *(memory(one.num_bytes) for one in graphs)])
+    return table("Graphs", ("graph", *(one.name for one in graphs)), rows)
 
 
 def _data(found: Findings) -> Table:
