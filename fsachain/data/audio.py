@@ -129,9 +129,8 @@ def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
     with _opened(utterance, sample_rate) as file:
         start = round(utterance.start * sample_rate)
         stop = file.frames if utterance.end is None else round(utterance.end * sample_rate)
-        if (
-            start >= file.frames > 0 or stop > file.frames + sample_rate // 10
-        ):  # times in segments are rounded
+        # Times in segments are rounded.
+        if start >= file.frames > 0 or stop > file.frames + sample_rate // 10:
             raise utterance.unusable(
                 "segment",
                 f" is the part from {utterance.start} to {utterance.end} s of {utterance.audio!r}, which has "

@@ -282,9 +282,8 @@ class Tolerance(NamedTuple):
 
 
 STRICT = Tolerance(math.inf, math.inf, math.inf, math.inf, 0.0)
-UNKNOWN_COST = (
-    0.4  # of each frame of a word that nobody can spell: words that fit lie 0.2 below the best scores
-)
+# Of each frame of a word that nobody can spell; words that fit lie 0.2 below the best scores.
+UNKNOWN_COST = 0.4
 OTHER = "<other>"
 _REACH = 3  # words that are skipped or said again at once
 LONGEST_PHONE = 1.0  # seconds; see `LongAligner`

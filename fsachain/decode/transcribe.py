@@ -54,9 +54,8 @@ def word_posteriors(lattice: Lattice) -> list[WordPosterior]:
         raise DataError(f"lattice: the states {error.args[1]} are a cycle; expected none") from error
     rank = np.zeros(lattice.num_states, dtype=np.int64)
     rank[states] = np.arange(len(states))
-    order = np.argsort(
-        rank[lattice.src], kind="stable"
-    ).tolist()  # all arcs into a state before those out of it
+    # All arcs into a state before those out of it.
+    order = np.argsort(rank[lattice.src], kind="stable").tolist()
     weight = log_prob.tolist()
 
     def sums(found: list[float], arcs: list[int], behind: list[int], ahead: list[int]) -> Floats:

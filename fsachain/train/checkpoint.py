@@ -219,39 +219,28 @@ class TrainState:
         return -max(finite)[1] if finite else None
 
 
-@dataclass(frozen=True)
 class Identity:
     """All that decides the course of a training, which a checkpoint must have been made with.
 
-    Attributes:
-        facts: options of the training, schedules of the loss, and both sets of utterances, as JSON can hold them.
-        scheduled: (epoch, batch, num_epochs) -> the values that change with progress, by name, in the step that comes next.
+    `facts` are options of the training, schedules of the loss, and both sets of utterances, as JSON can hold them.
+    `scheduled` gives for (epoch, batch, num_epochs) the values of the next step that change with progress, by name.
     """
 
-    facts: dict[str, Any]
-    scheduled: Callable[[int, int, int], dict[str, float]]
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         config: TrainConfig,
         source: Source,
         dev_source: Source | None,
         loss_options: Mapping[str, Scheduled],
         scheduled: Callable[[int, int, int], dict[str, float]],
-    ) -> Identity:
-        options = {name: value for name, value in to_dict(config).items() if name not in _FREE_OPTIONS}
-        changing = {name: str(value) for name, value in sorted(loss_options.items())}
-        data = source.fingerprint()
-        facts = {
-            "train": options,
-            "loss": changing,
-            "training set": _set_fact(source.num_utterances, data),
-            "development set": "none"
-            if dev_source is None
-            else _set_fact(dev_source.num_utterances, dev_source.fingerprint()),
+    ) -> None:
+        self._scheduled = scheduled
+        self.facts: dict[str, Any] = {
+            "train": {name: value for name, value in to_dict(config).items() if name not in _FREE_OPTIONS},
+            "loss": {name: str(value) for name, value in sorted(loss_options.items())},
+            "training set": _set_fact(source),
+            "development set": "none" if dev_source is None else _set_fact(dev_source),
         }
-        return cls(facts, scheduled)
 
     def check(self, state: Mapping[str, Any], epoch: int, batch: int) -> None:
         """A ConfigError names what a checkpoint at this place was made with that is different now.
@@ -267,11 +256,11 @@ class Identity:
         others = [text for text in told if not text.startswith("train.num_epochs ")]
         if not others:
             now = self.facts["train"]["num_epochs"]
-            old, new = (self.scheduled(epoch, batch, count) for count in (before["train"]["num_epochs"], now))
+            old, new = (self._scheduled(epoch, batch, n) for n in (before["train"]["num_epochs"], now))
             if old == new and epoch + bool(batch) <= now:
                 return
             jumps = [
-                f"{name} was {old[name]:.3g}, is {new[name]:.3g}" for name in old if old[name] != new[name]
+                f"{name} was {was:.3g}, is {new[name]:.3g}" for name, was in old.items() if was != new[name]
             ]
             why = f"of the next step {', '.join(jumps)}" if jumps else f"{epoch} epochs are done"
             told = [
@@ -290,9 +279,9 @@ def _without_gone(facts: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**facts, "train": {name: value for name, value in train.items() if name not in gone}}
 
 
-def _set_fact(num_utterances: int, fingerprint: list[Any]) -> str:
-    digest = hashlib.sha256(json.dumps(fingerprint).encode()).hexdigest()
-    return f"{num_utterances} utterances, {digest[:12]}"
+def _set_fact(source: Source) -> str:
+    digest = hashlib.sha256(json.dumps(source.fingerprint()).encode()).hexdigest()
+    return f"{source.num_utterances} utterances, {digest[:12]}"
 
 
 def process_seed(seed: int, step: int, rank: int) -> int:
@@ -409,11 +398,15 @@ class Checkpoints:
             try:
                 found = Checkpoint.load(path)
                 if not checked:
-                    self._check(found)
+                    self.identity.check(found.state, found.epoch, found.batch)
                     checked = True
             except DataError as error:
                 damage[path] = error
                 tell(f"damaged checkpoint: {error}")
+            except ConfigError as error:
+                raise ConfigError(
+                    f"{self.folder.parent}: holds a training with {error}; delete it or choose another folder"
+                ) from error
         sound = [path for path in paths if path not in damage]
         for path in reversed(sound):
             # File names sort by age, and the end of an epoch is named as the start of the next.
@@ -431,37 +424,19 @@ class Checkpoints:
             f"{self.folder}: no checkpoint can be gone on from ({reason}); delete the folder to start anew"
         )
 
-    def _check(self, checkpoint: Checkpoint) -> None:
-        try:
-            self.identity.check(checkpoint.state, checkpoint.epoch, checkpoint.batch)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{self.folder.parent}: holds a training with {error}; delete it or choose another folder"
-            ) from error
-
     def _load(self, checkpoint: Checkpoint) -> TrainState:
         try:
             self.model.load_state_dict(checkpoint.model)
             self.optimizer.load_state_dict(checkpoint.optimizer)
-            state = TrainState(
-                checkpoint.epoch,
-                checkpoint.batch,
-                checkpoint.step,
-                checkpoint.state["bad_in_a_row"],
-                EpochSums(**checkpoint.state["sums"]),
-                list(checkpoint.state["epochs"]),
-            )
-        except (
-            KeyError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:  # load_state_dict raises RuntimeError
+            facts, place = checkpoint.state, (checkpoint.epoch, checkpoint.batch, checkpoint.step)
+            sums = EpochSums(**facts["sums"])
+            return TrainState(*place, facts["bad_in_a_row"], sums, list(facts["epochs"]))
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            # `load_state_dict` raises RuntimeError.
             raise DataError(
                 f"{self.folder / checkpoint.file_name}: does not fit this network and optimiser: "
                 f"{' '.join(str(error).split())}"
             ) from error
-        return state
 
     def _restore_random(self, named: Tensors, facts: Mapping[str, Any], state: TrainState) -> None:
         rank = self.world.rank

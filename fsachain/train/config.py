@@ -252,11 +252,8 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         table = yaml.safe_load(text)
     except ConfigError:
         raise
-    except (
-        OSError,
-        ValueError,
-        yaml.YAMLError,
-    ) as error:  # ValueError: an impossible date, a number too long
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        # ValueError: an impossible date, a number too long.
         raise ConfigError(f"{path}: cannot read the options: {' '.join(str(error).split())}") from error
     if table is None:
         return {}

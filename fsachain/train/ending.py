@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from fsachain.errors import ConfigError, DataError, counted
+from fsachain.errors import DataError, counted
 from fsachain.train.checkpoint import Checkpoint, Tensors
 from fsachain.train.config import TrainConfig
 from fsachain.train.source import Source, SupervisedBatch
@@ -81,23 +81,12 @@ def _means(newest_first: Iterable[Mapping[str, torch.Tensor]]) -> Iterator[Tenso
         }
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How the final model was made.
-
-    `averaged` names the checkpoints of which it is the mean; `objf` holds the objective of each candidate, where one was
-    chosen.
-    """
+class Ending(NamedTuple):
+    """The checkpoints of which the final model is the mean, and the objective of each candidate, where one was chosen."""
 
     averaged: tuple[str, ...]
     text: str
-    objf: dict[str, float] = field(default_factory=dict)
-
-
-def check_ending(config: TrainConfig, dev_source: Source | None) -> None:
-    """Raised before training rather than after its last epoch."""
-    if config.combine == "best-average" and dev_source is None:
-        raise ConfigError('train.combine: "best-average" is chosen on a development set, and there is none')
+    objf: dict[str, float]
 
 
 def make_final_model(
@@ -143,7 +132,7 @@ def make_final_model(
         best = f"mean of {counted(len(averaged), 'epoch')}"
         return Ending(averaged, f"{best}, the best of {len(found.objf)} candidates", found.objf)
     if config.combine == "none" or len(paths) == 1:
-        return Ending(names[-1:], "that of the last epoch")
+        return Ending(names[-1:], "that of the last epoch", {})
     *_, mean = _means(newest_first())
     take(mean)
-    return Ending(names, f"mean of {counted(len(names), 'epoch')}")
+    return Ending(names, f"mean of {counted(len(names), 'epoch')}", {})

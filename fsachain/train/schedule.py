@@ -140,11 +140,6 @@ class Schedule:
         """The values at the points, between which all others lie."""
         return tuple(value for value, _ in self.points)
 
-    @property
-    def constant(self) -> float | None:
-        """The value, if there is only one."""
-        return self.points[0][0] if len(set(self.values)) == 1 else None
-
     def at(self, progress: float) -> float:
         """The value at `progress`, which is taken into [0, 1]."""
         place = min(max(progress, 0.0), 1.0)
@@ -169,8 +164,7 @@ Scheduled = float | Schedule
 def scheduled(value: Any, where: str) -> Scheduled:
     """A plain number where the value does not change."""
     schedule = Schedule.parse(value, where)
-    constant = schedule.constant
-    return schedule if constant is None else constant
+    return schedule.values[0] if len(set(schedule.values)) == 1 else schedule
 
 
 def values_of(value: Scheduled) -> tuple[float, ...]:

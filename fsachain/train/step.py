@@ -84,9 +84,8 @@ class EpochSums:
         self.l2_term += float(record.l2_term)
         self.out_of_range_term += float(record.out_of_range_term)
         self.xent_objf += 0.0 if record.xent_objf is None else float(record.xent_objf)
-        self.consistency_term += float(
-            getattr(record, "consistency_term", 0.0)
-        )  # not of every loss of one's own
+        # Not of every loss of one's own.
+        self.consistency_term += float(getattr(record, "consistency_term", 0.0))
         self.weight += float(record.weight_ok)
         self.output_frames += sum(length for length, good in zip(lengths, ok, strict=True) if good)
         self.excluded += [str(name) for name in record.excluded]

@@ -25,11 +25,12 @@ from fsachain.backends import arrays
 from fsachain.data.augment import AugmentConfig
 from fsachain.data.dataset import Example
 from fsachain.data.utterance import Fault
+from fsachain.errors import ConfigError
 from fsachain.files import locked
 from fsachain.table import TransitionTable
 from fsachain.train.checkpoint import Checkpoints, Identity, TrainState, process_seed, save_tensors
 from fsachain.train.config import TrainConfig
-from fsachain.train.ending import Ending, check_ending, make_final_model
+from fsachain.train.ending import make_final_model
 from fsachain.train.log import json_ready
 from fsachain.train.optimizer import Schedules, make_optimizer
 from fsachain.train.reporting import Progress, Reporter
@@ -181,7 +182,10 @@ class Trainer:
         config, rank = self.config, self.world.rank
         self.world.take_threads(config.num_threads)
         torch.manual_seed(process_seed(config.seed, 0, rank) if rank else config.seed)
-        check_ending(config, dev_source)
+        if config.combine == "best-average" and dev_source is None:
+            raise ConfigError(
+                'train.combine: "best-average" is chosen on a development set, and there is none'
+            )
 
         def scheduled(epoch: int, batch: int, num_epochs: int) -> dict[str, float]:
             size = source.num_batches
@@ -192,14 +196,19 @@ class Trainer:
             self.model,
             self._optimizer,
             config,
-            Identity.of(config, source, dev_source, self._schedules.loss_options, scheduled),
+            Identity(config, source, dev_source, self._schedules.loss_options, scheduled),
             world=self.world,
             precision=self._stepper.passes.precision,
         )
         owned = locked(self.directory, "a training") if self.world.is_first else nullcontext()
         with owned, self._stop:
             try:
-                self._resume()
+                state = self._checkpoints.resume(self._reporter.log, self.progress.message)
+                if state is None:  # all processes begin with the first one's parameters
+                    self.world.copy_first(self.model.state_dict())
+                else:
+                    self._state = state
+                    self._reporter.resumed(state)
                 known = (*left_out, *source.excluded, *(dev_source.excluded if dev_source else ()))
                 self._reporter.start(self.model, source, known, facts or {})
                 while self._state.epoch < config.num_epochs:
@@ -210,15 +219,6 @@ class Trainer:
                 raise
             finally:
                 self.progress.close()
-
-    def _resume(self) -> None:
-        """Restore the newest sound checkpoint, if there is one; all processes begin with the first one's parameters."""
-        state = self._checkpoints.resume(self._reporter.log, self.progress.message)
-        if state is None:
-            self.world.copy_first(self.model.state_dict())
-        else:
-            self._state = state
-            self._reporter.resumed(state)
 
     def _run_epoch(self, source: Source, dev_source: Source | None) -> None:
         state, config = self._state, self.config
@@ -297,7 +297,7 @@ class Trainer:
         return self._stepper.evaluate(stoppable()).summary()
 
     def _finish(self, source: Source, dev_source: Source | None) -> TrainResult:
-        ending: Ending = make_final_model(
+        ending = make_final_model(
             self._stepper, self._checkpoints.final, self.config, source, dev_source, self._evaluate
         )
         dev = None if dev_source is None else self._evaluate(dev_source.in_order(self._stepper.share))

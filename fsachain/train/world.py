@@ -166,21 +166,19 @@ class World:
 
     def sum_numbers(self, values: Sequence[float]) -> list[float]:
         """The sums over all processes, float64."""
-        if self.size == 1:
-            return list(values)
-        sums = torch.tensor(values, dtype=torch.float64)
-        with self._talk("the sums of a step"):
-            dist.all_reduce(sums)
-        return sums.tolist()
+        return self._reduced(values, torch.float64, dist.ReduceOp.SUM, "the sums of a step")
 
     def largest(self, values: Sequence[int]) -> list[int]:
         """The largest of each of the numbers over all processes."""
+        return self._reduced(values, torch.int64, dist.ReduceOp.MAX, "the sizes of a step")
+
+    def _reduced(self, values: Sequence[Any], dtype: torch.dtype, operation: Any, what: str) -> list[Any]:
         if self.size == 1:
             return list(values)
-        found = torch.tensor(values, dtype=torch.int64)
-        with self._talk("the sizes of a step"):
-            dist.all_reduce(found, dist.ReduceOp.MAX)
-        return [int(value) for value in found.tolist()]
+        found = torch.tensor(values, dtype=dtype)
+        with self._talk(what):
+            dist.all_reduce(found, operation)
+        return found.tolist()
 
     def any(self, flag: bool) -> bool:
         """Whether the flag is set in some process."""
