@@ -140,13 +140,14 @@ class ConvolutionModule(nn.Module):
     With `norm` "batch", ReLU and `MaskedBatchNorm` replace normalisation and Swish.
     """
 
-    def __init__(self, channels: int, kernel: int, *, norm: str, lookahead: int) -> None:
-        """`lookahead` of the `kernel` frames that an output sees come after its own."""
+    def __init__(self, config: ConformerConfig) -> None:
         super().__init__()
-        self.before, self.after = kernel - 1 - lookahead, lookahead
+        channels, kernel = config.channels, config.kernel
+        self.after = 0 if config.chunk else kernel // 2  # frames that an output sees after its own
+        self.before = kernel - 1 - self.after
         self.gated = nn.Linear(channels, 2 * channels)
         self.depthwise = nn.Conv1d(channels, channels, kernel, groups=channels)
-        self.norm = MaskedBatchNorm(channels) if norm == "batch" else nn.LayerNorm(channels)
+        self.norm = MaskedBatchNorm(channels) if config.norm == "batch" else nn.LayerNorm(channels)
         self.linear = nn.Linear(channels, channels)
 
     def forward(self, x: Tensor, real: Tensor) -> Tensor:
@@ -163,32 +164,23 @@ class ConvolutionModule(nn.Module):
 class ConformerBlock(nn.Module):
     """Half a feed-forward step, attention, convolution, half a feed-forward step; each residual, on normalised input."""
 
-    def __init__(
-        self,
-        channels: int,
-        *,
-        num_heads: int,
-        feed_forward: int,
-        kernel: int,
-        norm: str,
-        lookahead: int,
-        dropout: float,
-    ) -> None:
+    def __init__(self, config: ConformerConfig) -> None:
         super().__init__()
+        channels, dropout = config.channels, config.dropout
         self.first, self.second = (
             nn.Sequential(
                 nn.LayerNorm(channels),
-                nn.Linear(channels, feed_forward),
+                nn.Linear(channels, config.feed_forward),
                 nn.SiLU(),
                 nn.Dropout(dropout),
-                nn.Linear(feed_forward, channels),
+                nn.Linear(config.feed_forward, channels),
                 nn.Dropout(dropout),
             )
             for _ in range(2)
         )
         self.attention_norm, self.convolution_norm, self.norm = (nn.LayerNorm(channels) for _ in range(3))
-        self.attention = RotaryAttention(channels, num_heads)
-        self.convolution = ConvolutionModule(channels, kernel, norm=norm, lookahead=lookahead)
+        self.attention = RotaryAttention(channels, config.num_heads)
+        self.convolution = ConvolutionModule(config)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor, real: Tensor, mask: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
@@ -272,18 +264,7 @@ class Conformer(ConfiguredNetwork[ConformerConfig]):
         self.thinning = ConvSubsampling(
             config.num_features, config.channels, filters=config.filters, subsampling=config.subsampling
         )
-        self.layers = nn.ModuleList(
-            ConformerBlock(
-                config.channels,
-                num_heads=config.num_heads,
-                feed_forward=config.feed_forward,
-                kernel=config.kernel,
-                norm=config.norm,
-                lookahead=0 if config.chunk else config.kernel // 2,
-                dropout=config.dropout,
-            )
-            for _ in range(config.num_layers)
-        )
+        self.layers = nn.ModuleList(ConformerBlock(config) for _ in range(config.num_layers))
         self.chain_head = nn.Linear(config.channels, config.num_pdfs)
         self.xent_head = nn.Linear(config.channels, config.num_pdfs) if config.xent == "branch" else None
 

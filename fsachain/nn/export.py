@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fsachain.data.cmvn import VARIANCE_FLOOR, Cmvn
 from fsachain.errors import ConfigError, FsachainError, require
 from fsachain.files import replacing
-from fsachain.nn.network import Network, subsampled
+from fsachain.nn.network import Network, frames_below, subsampled
 
 INPUTS, OUTPUTS = ("features", "lengths"), ("nnet_output", "nnet_lengths")
 PARITY = 1e-4  # relative to the largest output: float32, and sums in another order
@@ -54,8 +54,7 @@ class ExportedModel(nn.Module):
         lengths: int64 [N], 0 <= lengths[n] <= T; frames beyond have no influence. Returns nnet_output, float32
         [N, ceil(T / s), P], undefined at and past nnet_lengths[n], and nnet_lengths, int64 [N].
         """
-        real = torch.arange(features.shape[1], device=features.device)[None] < lengths[:, None]
-        blank = ~real[:, :, None]
+        blank = ~frames_below(lengths, features.shape[1])[:, :, None]
         x = self._normalised(features.masked_fill(blank, 0.0), lengths).masked_fill(blank, 0.0)
         return self.network.scores(x, lengths), subsampled(lengths, self.network.subsampling)
 
@@ -98,26 +97,12 @@ def export_onnx(
         MissingExtraError: onnx, onnxscript or onnxruntime is not installed.
     """
     module = ExportedModel(network, cmvn).eval()
-    data = _onnx_bytes(module, metadata or {})
-    difference = _difference(module, data)
-    if not difference <= PARITY:
-        raise FsachainError(
-            f"{path}: onnxruntime differs from PyTorch by {difference:.2g} of the largest output; "
-            f"expected at most {PARITY:g}"
-        )
-    with replacing(path) as file:
-        file.write(data)
-    return difference
-
-
-def _onnx_bytes(module: ExportedModel, metadata: Mapping[str, Any]) -> bytes:
     for name in ("onnx", "onnxscript"):
         require(name, extra="onnx")
     free = torch.export.Dim.DYNAMIC
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # of packages that the exporter asks for and this model has no use for
+        # Of packages that the exporter asks for and this model has no use for.
+        warnings.simplefilter("ignore")
         program = torch.onnx.export(
             module,
             _batch(module, [7, 5], 0),
@@ -129,10 +114,18 @@ def _onnx_bytes(module: ExportedModel, metadata: Mapping[str, Any]) -> bytes:
         )
     assert program is not None
     proto = program.model_proto
-    for key, value in metadata.items():
-        entry = proto.metadata_props.add()
-        entry.key, entry.value = key, json.dumps(value, sort_keys=True)
-    return cast(bytes, proto.SerializeToString())
+    for key, value in (metadata or {}).items():
+        proto.metadata_props.add(key=key, value=json.dumps(value, sort_keys=True))
+    data = proto.SerializeToString()
+    difference = _difference(module, data)
+    if not difference <= PARITY:
+        raise FsachainError(
+            f"{path}: onnxruntime differs from PyTorch by {difference:.2g} of the largest output; "
+            f"expected at most {PARITY:g}"
+        )
+    with replacing(path) as file:
+        file.write(data)
+    return difference
 
 
 def _batch(module: ExportedModel, lengths: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:

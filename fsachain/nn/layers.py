@@ -55,16 +55,14 @@ class MaskedBatchNorm(nn.Module):
             scale = (self.running_var + self.epsilon).rsqrt()
             y = (F.relu(x) - self.running_mean[:, None]) * scale[:, None]
             return y if mask is None else y * mask
-        y, mean, var = cast(
-            tuple[Tensor, Tensor, Tensor], _ReluBatchNorm.apply(x, mask, self.epsilon, self.pool)
-        )
+        y, mean, var = cast(Any, _ReluBatchNorm.apply(x, mask, self.epsilon, self.pool))
         with torch.no_grad():
             # The first batches are averaged evenly: short runs are not biased towards the initial (0, 1).
             self.num_batches += 1
             share = self.num_batches.to(mean.dtype).reciprocal().clamp(min=self.momentum)
             self.running_mean.lerp_(mean, share)
             self.running_var.lerp_(var, share)
-        return y
+        return cast(Tensor, y)
 
 
 class _ReluBatchNorm(torch.autograd.Function):

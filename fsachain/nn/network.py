@@ -87,26 +87,8 @@ class ConfiguredNetwork(nn.Module, Generic[Config]):
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
-
-    @property
-    def num_features(self) -> int:
-        """F."""
-        return self.config.num_features
-
-    @property
-    def num_pdfs(self) -> int:
-        """P."""
-        return self.config.num_pdfs
-
-    @property
-    def subsampling(self) -> int:
-        """Input frames per output frame."""
-        return self.config.subsampling
-
-    @property
-    def time_offset(self) -> int:
-        """Output frame t is centred on input frame subsampling * t + time_offset."""
-        return self.config.subsampling // 2
+        self.num_features, self.num_pdfs = config.num_features, config.num_pdfs
+        self.subsampling, self.time_offset = config.subsampling, config.subsampling // 2
 
     def output_lengths(self, lengths: Tensor) -> Tensor:
         """Output frames for so many input frames: ceil(T / subsampling), int64."""

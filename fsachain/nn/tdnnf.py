@@ -120,10 +120,9 @@ class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
             )
             for i, time_stride in enumerate(config.time_strides, start=1)
         )
-        self.chain_head = Head(config.channels, config.prefinal, config.num_pdfs)
-        self.xent_head = (
-            Head(config.channels, config.prefinal, config.num_pdfs) if config.xent == "branch" else None
-        )
+        sizes = config.channels, config.prefinal, config.num_pdfs
+        self.chain_head = Head(*sizes)
+        self.xent_head = Head(*sizes) if config.xent == "branch" else None
 
     @property
     def context(self) -> tuple[int, int]:
