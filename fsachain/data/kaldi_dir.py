@@ -33,7 +33,7 @@ _PIECE = 1 << 20  # bytes of a table, read at once
 _OPEN_END = -1.0  # seconds, in segments: the utterance ends where its recording does
 
 Found = TypeVar("Found")
-_Parse = Callable[[list[str], list[str]], Iterable[Found]]
+_Parse = Callable[[str, str], Found]  # of a key and a value
 _Stretch = tuple[str | None, float, float | None]  # recording, start and end in seconds
 
 
@@ -66,7 +66,7 @@ def table_lines(path: str | Path, faults: Faults) -> Iterator[tuple[int, str, st
 
 def read_table(path: str | Path) -> dict[str, str]:
     """The stripped rest of each line by key, in file order; a key that occurs twice is a DataError."""
-    return _parsed(path, Faults(stop=True), lambda _, rests: rests)
+    return _parsed(path, Faults(stop=True), lambda _, rest: rest)
 
 
 def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utterance]:
@@ -81,15 +81,15 @@ def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utt
         raise DataError(
             f"data directory {str(folder)!r} has neither wav.scp nor feats.scp, or they are empty"
         )
-    locate = partial(_locations, os.path.join(folder, ""), allow_commands)  # noqa: PTH118
+    locate = partial(_location, os.path.join(folder, ""), allow_commands)  # noqa: PTH118
     recordings = _table(folder / "wav.scp", faults, locate)
     audio: dict[str, _Stretch] = {name: (place, 0.0, None) for name, place in recordings.items()}
     if (folder / "segments").is_file():
-        audio = _table(folder / "segments", faults, partial(_stretches, recordings)) if recordings else {}
+        audio = _table(folder / "segments", faults, partial(_stretch, recordings)) if recordings else {}
     feats = _table(folder / "feats.scp", faults, locate)
     ids = dict.fromkeys([*audio, *feats])
     texts = _table(folder / "text", faults, partial(_words, ids), ids, "no transcript")
-    speakers = _table(folder / "utt2spk", faults, partial(_speakers, ids), ids, "no speaker")
+    speakers = _table(folder / "utt2spk", faults, partial(_speaker, ids), ids, "no speaker")
     names = [name for name in ids if name not in faults.by_id]
     stretches = list(map(audio.get, names, repeat((None, 0.0, None))))
     columns = [map(itemgetter(field), stretches) for field in range(3)]
@@ -100,7 +100,7 @@ def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utt
 def _table(
     path: Path, faults: Faults, parse: _Parse[Found], needed: Iterable[str] = (), kind: str = ""
 ) -> dict[str, Found]:
-    """What `parse` makes of the keys and values of lines, by key; it raises UtteranceError for the first that has a fault.
+    """What `parse` makes of the key and value of each line, by key; it raises UtteranceError for a fault.
 
     Utterances of `needed` that the table lacks have a fault of this kind. A table that is not there has no lines.
     """
@@ -120,7 +120,7 @@ def _parsed(path: str | Path, faults: Faults, parse: _Parse[Found]) -> dict[str,
     found = dict[str, Found]()
     for number, key, value in table_lines(path, faults):
         try:
-            found.update(zip([key], parse([key], [value]), strict=True))
+            found[key] = parse(key, value)
         except UtteranceError as error:
             faults.report(error.fault.kind, key, path, number, error.fault.reason)
     return found
@@ -140,7 +140,7 @@ def _parsed_at_once(path: str | Path, parse: _Parse[Found]) -> dict[str, Found] 
                 if max(map(len, lines)) > LONGEST_LINE // 4 or max(map(len, keys), default=0) > LONGEST_KEY:
                     return None
                 values = [x[1].rstrip() if len(x) > 1 else "" for x in fields if x]
-                found.update(zip(keys, parse(keys, values), strict=True))
+                found.update(zip(keys, map(parse, keys, values), strict=True))
                 count += len(keys)
     except (OSError, ValueError):
         return None
@@ -158,21 +158,11 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
     yield rest
 
 
-def _locations(folder: str, allow_commands: bool, keys: list[str], values: list[str]) -> Iterable[str]:
-    """Paths, joined to the table's folder, which ends in a slash, or commands."""
-    if not all(values) or any("|" in value for value in values):
-        return [
-            _location(folder, allow_commands, key, value) for key, value in zip(keys, values, strict=True)
-        ]
-    # pathlib takes ten times as long.
-    return [value if value[0] == "/" else folder + value for value in values]
-
-
 def _location(folder: str, allow_commands: bool, key: str, value: str) -> str:
     """A path, joined to the table's folder, which ends in a slash, or a command."""
     if not value:
         raise UtteranceError("no recording", key, f"{key!r} has no path")
-    place = value if value[0] == "/" else folder + value
+    place = value if value[0] == "/" else folder + value  # pathlib takes ten times as long
     if "|" not in value:
         return place
     if is_command(value) and not allow_commands:
@@ -188,10 +178,6 @@ def _location(folder: str, allow_commands: bool, key: str, value: str) -> str:
         message = f"the path {shortened(value)!r} of {key!r} would be taken for a command; rename the file"
         raise UtteranceError("shell command", key, message)
     return place
-
-
-def _stretches(recordings: dict[str, str], keys: list[str], values: list[str]) -> Iterable[_Stretch]:
-    return map(_stretch, repeat(recordings), keys, values)
 
 
 def _stretch(recordings: dict[str, str], key: str, value: str) -> _Stretch:
@@ -211,22 +197,19 @@ def _stretch(recordings: dict[str, str], key: str, value: str) -> _Stretch:
     return recordings[recording], start, None if end == _OPEN_END else end
 
 
-def _words(ids: dict[str, None], keys: list[str], values: list[str]) -> Iterable[tuple[str, ...]]:
-    if not all(map(ids.__contains__, keys)):
-        key = next(key for key in keys if key not in ids)
+def _words(ids: dict[str, None], key: str, value: str) -> tuple[str, ...]:
+    if key not in ids:
         message = f"utterance {key!r} has neither a recording nor features"
         raise UtteranceError("no recording", key, message)
-    return map(tuple, map(str.split, values))
+    return tuple(value.split())
 
 
-def _speakers(ids: dict[str, None], keys: list[str], values: list[str]) -> Iterable[str]:
-    """One word each; the table may name other utterances, too."""
-    faulty = {value for value in set(values) if len(value.split(maxsplit=1)) != 1}
-    for key, value in zip(keys, values, strict=True) if faulty else ():
-        if value in faulty and key in ids:
-            message = f"expected 'utterance speaker', got '{key} {shortened(value)}'"
-            raise UtteranceError("no speaker", key, message)
-    return values
+def _speaker(ids: dict[str, None], key: str, value: str) -> str:
+    """One word; the table may name other utterances, too."""
+    if len(value.split(maxsplit=1)) != 1 and key in ids:
+        message = f"expected 'utterance speaker', got '{key} {shortened(value)}'"
+        raise UtteranceError("no speaker", key, message)
+    return value
 
 
 @dataclass(frozen=True)
