@@ -13,7 +13,7 @@ import os
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from fsachain.errors import DataError, GraphError, brief, require
 from fsachain.stream import Cursor, open_file
 
-_MAGIC = 2125659606
+MAGIC = (2125659606).to_bytes(4, "little")
 _EXPANDED_AND_MUTABLE = 3
 ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f4"), ("dst", "<i4")])
 # Of a lattice of Kaldi: costs of the graph and of the acoustics.
@@ -107,7 +107,7 @@ def pack_vector(
     heads = finals.astype(final.base).tobytes()
     ends = np.searchsorted(src[order], np.arange(len(finals)), side="right").tolist()
     kind = b"standard" if arc == ARC else b"lattice4"
-    pieces = [struct.pack("<ii6si8sii", _MAGIC, 6, b"vector", 8, kind, 2, 0)]
+    pieces = [MAGIC, struct.pack("<i6si8sii", 6, b"vector", 8, kind, 2, 0)]
     pieces.append(struct.pack("<Qqqq", _EXPANDED_AND_MUTABLE, start, len(finals), len(arcs)))
     first = 0
     for state, end in enumerate(ends):
@@ -141,7 +141,25 @@ def read_text(cursor: Cursor) -> Transducer:
     """
     start, arcs, costs = -1, array("i"), array("d")  # src, dst, ilabel, olabel of each arc
     final: dict[int, float] = {}
-    for numbers, cost in _lines(cursor):
+    if cursor.peek(1) == b"\n":
+        cursor.position += 1
+    while cursor.left:
+        begin = cursor.position
+        fields = cursor.line().split()
+        if not fields:
+            break
+        try:
+            if len(fields) not in (1, 2, 4, 5):
+                raise ValueError(f"{len(fields)} fields")
+            # OpenFst keeps costs in 32 bits.
+            cost = array("f", [float(fields.pop())])[0] if len(fields) in (2, 5) else 0.0
+            numbers = array("i", map(int, fields))
+        except OverflowError:
+            cursor.fail("an FST in text form with a state or label beyond 32 bits", begin)
+        except ValueError as error:
+            cursor.fail(
+                f"expected `src dst ilabel olabel [cost]` or `state [cost]` ({str(error)[:80]})", begin
+            )
         start = numbers[0] if start < 0 else start
         if len(numbers) == 1:
             final[numbers[0]] = cost
@@ -162,30 +180,6 @@ def read_text(cursor: Cursor) -> Transducer:
     return Transducer(highest + 1, start, src, dst, ilabel, olabel, log_prob, final_log_prob)
 
 
-def _lines(cursor: Cursor) -> Iterator[tuple[array[int], float]]:
-    """The four numbers of an arc, or the state that is final, and the cost, which OpenFst keeps in 32 bits."""
-    if cursor.peek(1) == b"\n":
-        cursor.position += 1
-    while cursor.left:
-        begin = cursor.position
-        fields = cursor.line().split()
-        if not fields:
-            return
-        try:
-            if len(fields) not in (1, 2, 4, 5):
-                raise ValueError(f"{len(fields)} fields")
-            cost = array("f", [float(fields.pop())])[0] if len(fields) in (2, 5) else 0.0
-            numbers = array("i", map(int, fields))
-        except OverflowError:
-            cursor.fail("an FST in text form with a state or label beyond 32 bits", begin)
-        except ValueError as error:
-            cursor.fail(
-                f"expected `src dst ilabel olabel [cost]` or `state [cost]` ({str(error)[:80]})", begin
-            )
-        yield numbers, cost
-
-
-MAGIC = _MAGIC.to_bytes(4, "little")
 _SYMBOLS_MAGIC = 2125658996
 _HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS, _IS_ALIGNED = 1, 2, 4
 _ALIGNMENT = 16
@@ -236,8 +230,11 @@ def read_arcs(cursor: Cursor) -> Transducer:
             "standard or log arcs, or vector over log64 (convert it with fstconvert; lattices are read by read_lattice)",
             begin,
         )
-    readers = {"vector": _read_vector, "const": _read_const, "compact_acceptor": _read_compact_acceptor}
-    return readers[header.kind](cursor, header)
+    if header.kind == "vector":
+        return _transducer(
+            header, *read_body(cursor, header, _WIDE_ARC if header.arc_type == "log64" else ARC)
+        )
+    return (_read_const if header.kind == "const" else _read_compact_acceptor)(cursor, header)
 
 
 def _string(cursor: Cursor, what: str) -> str:
@@ -296,11 +293,6 @@ def _check_size(cursor: Cursor, header: Header, bytes_per_state: int) -> None:
         cursor.fail(f"FST of {header.num_states} states, {cursor.left} bytes are left")
 
 
-def _read_vector(cursor: Cursor, header: Header) -> Transducer:
-    arc = _WIDE_ARC if header.arc_type == "log64" else ARC
-    return _transducer(header, *read_body(cursor, header, arc))
-
-
 def read_body(
     cursor: Cursor, header: Header, arc: np.dtype[Any]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32], npt.NDArray[Any]]:
@@ -347,9 +339,7 @@ def _read_compact_acceptor(cursor: Cursor, header: Header) -> Transducer:
         cursor.fail("a compact FST whose states are not in order")
     _align(cursor, header)
     elements = _view(cursor, _COMPACT, int(offsets[-1]), "arcs of a compact FST")
-    owner = np.searchsorted(offsets[1:], np.arange(len(elements), dtype=np.uint32), side="right").astype(
-        np.int32
-    )
+    owner = _owners(offsets[1:] - offsets[:-1])
     is_final = elements["label"] == -1
     finals = np.full(header.num_states, np.inf, dtype=np.float32)
     finals[owner[is_final]] = elements["cost"][is_final]
@@ -379,9 +369,7 @@ def _transducer(
     header: Header, finals: npt.NDArray[np.floating], src: npt.NDArray[np.int32], arcs: npt.NDArray[Any]
 ) -> Transducer:
     with np.errstate(invalid="ignore"):  # signalling NaNs, which are refused later
-        log_prob, final_log_prob = (
-            np.subtract(0.0, costs, dtype=np.float64) for costs in (arcs["cost"], finals)
-        )
+        log_prob, final_log_prob = (np.subtract(0.0, x, dtype=np.float64) for x in (arcs["cost"], finals))
     for kept in (src, log_prob, final_log_prob):
         kept.setflags(write=False)
     ilabel, olabel = arcs["ilabel"], arcs["olabel"]
@@ -398,14 +386,12 @@ def fault(graph: Transducer, *, is_acceptor: bool = False) -> str | None:
     same, least = "expected an acceptor: equal input and output labels", "expected labels >= 0"
     if is_acceptor:
         least = "expected labels >= 1 (pdf + 1); remove epsilons (label 0) first"
+    outside = (graph.dst < 0) | (graph.dst >= graph.num_states)
     for is_bad, expected in (
         ((graph.ilabel != graph.olabel) & is_acceptor, same),
         (np.minimum(graph.ilabel, graph.olabel) < is_acceptor, least),
         (np.isnan(cost) | (cost == -np.inf), "expected a finite cost or Infinity"),
-        (
-            (graph.dst < 0) | (graph.dst >= graph.num_states),
-            f"expected a destination in [0, {graph.num_states})",
-        ),
+        (outside, f"expected a destination in [0, {graph.num_states})"),
     ):
         if is_bad.any():
             arc = int(np.argmax(is_bad))

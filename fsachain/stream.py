@@ -173,18 +173,15 @@ class Cursor:
         Its dtype is of the width in the file (8 bits: unsigned), in text int32.
         """
         if not self.binary:
-            return self._bracketed(what)
+            begin = self.position
+            self.expect("[")
+            fields = iter(lambda: self.token(what), "]")
+            return self.int32(fields, f"{what}: expected integers up to a ]", begin)
         width = self.take(1, what)[0]
         if width not in (1, 2, 4, 8):
             self.fail(f"{what}: expected a vector of integers, its width byte is {width}", self.position - 1)
         count = int.from_bytes(self.take(4, what), "little", signed=True)
         return self.array(f"<i{width}" if width > 1 else "u1", count, what)
-
-    def _bracketed(self, what: str) -> npt.NDArray[np.int32]:
-        begin = self.position
-        self.expect("[")
-        fields = iter(lambda: self.token(what), "]")
-        return self.int32(fields, f"{what}: expected integers up to a ]", begin)
 
     def int32(self, fields: Iterable[str], what: str, begin: int) -> npt.NDArray[np.int32]:
         """The fields as integers of 32 bits; `begin` is the offset for errors."""

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from fsachain.errors import ConfigError, DataError, ShapeError, check_choices
 
-SCOPES = ("none", "global", "speaker", "utterance")
-MOMENTS = ("mean", "mean-variance")
 VARIANCE_FLOOR = 1e-5  # of the variance: a constant feature, as in digital silence, stays finite
 
 
@@ -34,7 +32,8 @@ class CmvnConfig:
     moments: str = "mean-variance"
 
     def __post_init__(self) -> None:
-        check_choices(self, scope=SCOPES, moments=MOMENTS)
+        scopes = ("none", "global", "speaker", "utterance")
+        check_choices(self, scope=scopes, moments=("mean", "mean-variance"))
 
 
 @dataclass(frozen=True)
@@ -216,12 +215,8 @@ class SlidingCmvn:
             return running[stops] - running[starts]
 
         counts = np.maximum(1.0, sums(np.ones((len(kept), 1))))
-
-        def means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-            return sums(values) / counts
-
         exact = kept.astype(np.float64)
-        mean = means(exact)
+        mean = sums(exact) / counts
         centred = kept[frames] - mean.astype(np.float32)
         self._returned = end
-        return centred if self.moments == "mean" else centred * _scale(mean, means(exact * exact))
+        return centred if self.moments == "mean" else centred * _scale(mean, sums(exact * exact) / counts)

@@ -108,40 +108,26 @@ class Alignment:
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers and texts alone, for JSON: times in seconds."""
-        rows = {
-            name: [
-                {
-                    "label": entry.label,
-                    "start": entry.start,
-                    "end": round(entry.start + entry.duration, 6),
-                    "confidence": round(entry.confidence or 0.0, 4),
-                }
-                for entry in getattr(self, name)
-            ]
-            for name in _TIERS
-        }
-        log_prob = self.log_prob if self.ok else None
-        own = {
-            "utterance": self.utterance,
-            "seconds": self.seconds,
-            "log_prob": log_prob,
-            "reason": self.reason,
-        }
+
+        def row(entry: CtmEntry) -> dict[str, Any]:
+            times = {"start": entry.start, "end": round(entry.start + entry.duration, 6)}
+            return {"label": entry.label, **times, "confidence": round(entry.confidence or 0.0, 4)}
+
+        own: dict[str, Any] = {"utterance": self.utterance, "seconds": self.seconds}
+        own |= {"log_prob": self.log_prob if self.ok else None, "reason": self.reason}
+        rows = {name: [row(entry) for entry in getattr(self, name)] for name in _TIERS}
         return {**own, "skipped": list(self.skipped), **rows}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Alignment:
         """What `to_dict` gave."""
         name = values["utterance"]
-        tiers: dict[str, Any] = {
-            tier: tuple(
-                CtmEntry(
-                    name, row["start"], round(row["end"] - row["start"], 6), row["label"], row["confidence"]
-                )
-                for row in values[tier]
-            )
-            for tier in _TIERS
-        }
+
+        def entry(row: Mapping[str, Any]) -> CtmEntry:
+            duration = round(row["end"] - row["start"], 6)
+            return CtmEntry(name, row["start"], duration, row["label"], row["confidence"])
+
+        tiers: dict[str, Any] = {tier: tuple(map(entry, values[tier])) for tier in _TIERS}
         log_prob = -math.inf if values["log_prob"] is None else values["log_prob"]
         rest = {"seconds": values["seconds"], "reason": values["reason"]}
         return cls(name, log_prob, skipped=tuple(values["skipped"]), **tiers, **rest)
@@ -359,10 +345,15 @@ def alignment_numerator(
         pdf[those] = tree.num_pdfs + column
         log_prob[those] -= cost
     said = np.where(tag >= replaced, NO_WORD, np.where(tag >= unknown, tag - unknown, tag)).astype(np.int32)
-    made = replace(
-        made, fsa=replace(made.fsa, pdf=pdf, log_prob=log_prob), arc_word=said, arc_begins_word=begin
-    )
-    return with_filler(made, tree.num_pdfs, tolerance.other)
+    # The filler beside every pdf that belongs to no word: of silence, or the blank of a topology.
+    fits = (said == NO_WORD) & (pdf != tree.num_pdfs) & (tolerance.other < math.inf)
+    arcs = np.concatenate([np.arange(len(pdf)), np.flatnonzero(fits)])
+    pdf, log_prob = pdf[arcs], log_prob[arcs]
+    pdf[len(fits) :] = tree.num_pdfs
+    log_prob[len(fits) :] -= tolerance.other
+    both = replace(made.fsa, src=made.fsa.src[arcs], dst=made.fsa.dst[arcs], pdf=pdf, log_prob=log_prob)
+    labels = made.arc_phone[arcs], said[arcs], made.arc_is_start[arcs], begin[arcs]
+    return Numerator(both, made.words, *labels)
 
 
 def aligned_phones(
@@ -474,9 +465,8 @@ class LongAligner:
 
     def alignment(self, phones: Sequence[str], timing: FrameTiming) -> Alignment:
         """`finish`, as words and phones; `phones` are `lexicon.phones`, `timing` says where output frames lie."""
-        arcs, log_prob = self.finish()
-        margins = self.margins()
-        return alignment_of(self.numerator, arcs, log_prob, margins, phones, timing, self.name, self._filler)
+        found = *self.finish(), self.margins()
+        return alignment_of(self.numerator, *found, phones, timing, self.name, self._filler)
 
     def margins(self) -> Float32Array:
         """For each frame aligned so far, the score of its pdf minus that of the frame's best pdf: 0 or less, [T]."""
@@ -504,11 +494,9 @@ class LongAligner:
         wrong = f"scores of {self.name!r}: NaN or +inf among frames {self._done} and following"
         while True:
             no_phone = self._no_phone[:frames]  # a view: more may be found
-            heard = (
-                scores - np.float32(_NO_PHONE) * np.outer(no_phone, self._is_phone)
-                if no_phone.any()
-                else scores
-            )
+            heard: npt.NDArray[np.floating] = scores
+            if no_phone.any():
+                heard = scores - np.float32(_NO_PHONE) * np.outer(no_phone, self._is_phone)
             found = _best_arcs(part, heard, self.name, wrong)
             if found is None:
                 raise AlignmentError(self._no_path(frames))
@@ -543,28 +531,3 @@ class LongAligner:
             f"recording {self.name!r}: no path through the {frames} frames from {self._done} on, at word "
             f"{max(0, position)} of {len(words)} (... {where} ...); expected the text of the whole recording and no more"
         )
-
-
-def with_filler(numerator: Numerator, pdf: int, cost: float) -> Numerator:
-    """The numerator with the filler `pdf` beside every pdf that belongs to no word.
-
-    `cost` is that of a frame; infinity leaves the numerator as it is. Only a lexicon with silence or a topology with a blank
-    has such pdfs.
-    """
-    if cost == math.inf:
-        return numerator
-    fsa = numerator.fsa
-    beside = np.flatnonzero((numerator.arc_word == NO_WORD) & (fsa.pdf != pdf))
-    arcs = np.concatenate([np.arange(fsa.num_arcs), beside])
-    pdfs, log_probs = fsa.pdf[arcs], fsa.log_prob[arcs]
-    pdfs[fsa.num_arcs :] = pdf
-    log_probs[fsa.num_arcs :] -= cost
-    begins = numerator.arc_begins_word
-    return Numerator(
-        Fsa(fsa.num_states, fsa.src[arcs], fsa.dst[arcs], pdfs, log_probs, fsa.final_log_prob, fsa.start),
-        numerator.words,
-        numerator.arc_phone[arcs],
-        numerator.arc_word[arcs],
-        numerator.arc_is_start[arcs],
-        None if begins is None else begins[arcs],
-    )

@@ -95,14 +95,10 @@ def forced_align(
     dead = np.flatnonzero(found == -math.inf).tolist()
     _refuse(dict.fromkeys(dead, "log_probs are -inf on every path of the target"), joined)
     place = torch.from_numpy(where).to(log_probs.device)
-    rows = torch.cat(
-        [torch.full_like(place[:, :1], blank), torch.from_numpy(problem.labels).to(place)], dim=1
-    )
-    classes = rows.gather(1, place)
-    real = (
-        torch.arange(log_probs.shape[1], device=place.device)
-        < torch.from_numpy(problem.frame_counts).to(place)[:, None]
-    )
+    labels = torch.from_numpy(problem.labels).to(place)
+    classes = torch.cat([torch.full_like(place[:, :1], blank), labels], dim=1).gather(1, place)
+    counts = torch.from_numpy(problem.frame_counts).to(place)
+    real = torch.arange(log_probs.shape[1], device=place.device) < counts[:, None]
     if scores == "path":
         own = classes.clamp(max=log_probs.shape[2] - 1)
         values = log_probs.gather(2, own.unsqueeze(2)).squeeze(2)
@@ -159,21 +155,12 @@ def _problem(
     labels = targets.cpu().numpy().astype(np.int64)
     stars = np.zeros(labels.shape, np.bool_) if star is None else labels == star
     some = (blank + 1) % num_classes if num_classes else 0
-    problem = make_problem(
-        np.where(stars, some, labels),
-        frame_counts,
-        label_counts,
-        (size, num_frames, num_classes),
-        blank,
-        topology,
-        np.empty(0),
-        0.0,
-        names,
-    )
+    counts, shape = (frame_counts, label_counts), (size, num_frames, num_classes)
+    plain = np.where(stars, some, labels)
+    problem = make_problem(plain, *counts, shape, blank, topology, np.empty(0), 0.0, names)
     check_labels(problem)
-    stars = stars[:, : problem.labels.shape[1]] & (
-        np.arange(problem.labels.shape[1]) < problem.label_counts[:, None]
-    )
+    width = problem.labels.shape[1]
+    stars = stars[:, :width] & (np.arange(width) < problem.label_counts[:, None])
     if not stars.any():
         return problem, stars
     return problem._replace(labels=np.where(stars, num_classes, problem.labels)), stars
@@ -255,14 +242,8 @@ class TokenSpan:
 def merge_tokens(tokens: Tensor, scores: Tensor, blank: int = 0) -> list[TokenSpan]:
     """The tokens of one alignment without blanks and repetitions, as torchaudio's function of this name.
 
-    Args:
-        tokens, scores: [T] of one utterance, from `forced_align`.
-        blank: the blank's class.
-
-    Under topologies other than "standard" and "selfless" two equal tokens may stand side by side; they become one span.
-
-    Raises:
-        ShapeError: not two tensors [T].
+    Tokens and scores are [T], of one utterance, from `forced_align`; else a ShapeError. Under topologies other than
+    "standard" and "selfless" two equal tokens may stand side by side; they become one span.
     """
     if tokens.ndim != 1 or scores.shape != tokens.shape:
         raise ShapeError(f"tokens {list(tokens.shape)}, scores {list(scores.shape)}: expected [T] for both")
@@ -294,22 +275,13 @@ def spans(
     blank: int = 0,
     symbols: Sequence[str] | Mapping[int, str] | None = None,
 ) -> list[list[TimedToken]]:
-    """When each token of each utterance is said.
+    """When each token of each utterance is said, by paths and scores [B, T] of `forced_align`, or [T] for one utterance.
 
-    Args:
-        paths, scores: [B, T] from `forced_align`; [T] for one utterance.
-        frame_seconds: seconds from one frame to the next, such as the duration of the recording over the frames of the
-            network's output.
-        offset: where frame 0 begins, in seconds.
-        blank: the blank's class.
-        symbols: what each class stands for; None: tokens are numbers. A number without a symbol, such as a star, stays one.
-
-    Returns:
-        A list for each utterance. A token's confidence is the exponential of the mean of its frames' scores: with path
-        scores what the network thinks of these frames, with posteriors how sure the place is if the target is right.
-
-    Raises:
-        ShapeError: shapes that differ. ConfigError: frame_seconds not above 0.
+    `frame_seconds` are the seconds from one frame to the next, such as the duration of the recording over the frames of the
+    network's output; frame 0 begins at `offset`. `symbols` say what each class stands for; a number without one, such as a
+    star, stays a number. A token's confidence is the exponential of the mean of its frames' scores: with path scores what
+    the network thinks of these frames, with posteriors how sure the place is if the target is right. ShapeError: shapes that
+    differ. ConfigError: frame_seconds not above 0.
     """
     if paths.ndim not in (1, 2) or scores.shape != paths.shape:
         raise ShapeError(
@@ -319,15 +291,10 @@ def spans(
         raise ConfigError(f"frame_seconds = {frame_seconds}; expected more than 0")
     known = dict(enumerate(symbols)) if isinstance(symbols, Sequence) else symbols or {}
     tokens, values = torch.atleast_2d(paths), torch.atleast_2d(scores)
-    return [
-        [
-            TimedToken(
-                known.get(span.token, span.token),
-                offset + span.start * frame_seconds,
-                offset + span.end * frame_seconds,
-                math.exp(min(0.0, span.score)),
-            )
-            for span in merge_tokens(row, own, blank)
-        ]
-        for row, own in zip(tokens, values, strict=True)
-    ]
+
+    def timed(span: TokenSpan) -> TimedToken:
+        start, end = (offset + frame * frame_seconds for frame in (span.start, span.end))
+        return TimedToken(known.get(span.token, span.token), start, end, math.exp(min(0.0, span.score)))
+
+    pairs = zip(tokens, values, strict=True)
+    return [[timed(span) for span in merge_tokens(row, own, blank)] for row, own in pairs]

@@ -99,14 +99,10 @@ class ConfiguredNetwork(nn.Module, Generic[Config]):
         raise NotImplementedError
 
     def forward(self, features: Tensor, lengths: Tensor) -> NetworkOutput:
-        """Score a batch.
+        """Score features, float [N, T, F]; what frames at and past lengths[n] hold has no influence.
 
-        Args:
-            features: float [N, T, F]; what frames at and past lengths[n] hold has no influence.
-            lengths: int64 [N], 0 <= lengths[n] <= T, on the host or the features' device.
-
-        Raises:
-            ShapeError: features or lengths do not fit the configuration or each other.
+        `lengths` are int64 [N], 0 <= lengths[n] <= T, on the host or the features' device. ShapeError: features or lengths
+        do not fit the configuration or each other.
         """
         lengths = check_input(features, lengths, self.num_features)
         counts = lengths.to(features.device)
@@ -123,9 +119,7 @@ class ConfiguredNetwork(nn.Module, Generic[Config]):
     def scores(self, features: Tensor, lengths: Tensor) -> Tensor:
         """`nnet_output` in evaluation, without a check or a decision that depends on data; see `Network`.
 
-        Args:
-            features: float [N, T, F], finite and 0 on padding.
-            lengths: int64 [N] on the features' device.
+        Features, float [N, T, F], are finite and 0 on padding; lengths, int64 [N], are on their device.
         """
         return cast(Tensor, self.chain_head(*self.hidden(features, lengths)))
 
@@ -201,14 +195,7 @@ def take_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> TakenWeig
     """Give a network those weights of another whose names and shapes fit; the others stay as they are.
 
     Values are rounded to the type that the network has. An output layer for another number of pdfs has another shape, and so
-    begins anew.
-
-    Args:
-        network: changed in place.
-        weights: the other network's `state_dict()`, or a part of it.
-
-    Raises:
-        DataError: nothing fits.
+    begins anew. `weights` are the other network's `state_dict()`, or a part of it. DataError: nothing fits.
     """
     own = network.state_dict()
     shared = own.keys() & weights.keys()

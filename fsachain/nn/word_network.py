@@ -136,17 +136,11 @@ def letter_sequences(word: str) -> tuple[str, ...]:
 def train_word_network(
     sentences: Iterable[Sequence[str]], vocabulary: Iterable[str], num_epochs: int = 30, seed: int = 0
 ) -> WordNetwork:
-    """Learn a text, with a bar. The same arguments give the same network on one machine; torch's seed is left alone.
+    """Learn a text of sentences, with a bar, in so many passes over it.
 
-    Args:
-        sentences: of the text, each its words.
-        vocabulary: all words that may be asked for; those that the text lacks share the probability of a new word.
-        num_epochs: passes over the text.
-        seed: of the first weights, the order and dropout.
-
-    Raises:
-        ConfigError: no epoch.
-        GraphError: no sentence.
+    `vocabulary` are all words that may be asked for; those that the text lacks share the probability of a new word. The
+    same arguments give the same network on one machine; torch's seed is left alone. ConfigError: no epoch. GraphError: no
+    sentence.
     """
     if num_epochs < 1:
         raise ConfigError(f"num_epochs = {num_epochs}: expected at least 1")

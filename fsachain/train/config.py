@@ -18,10 +18,6 @@ from fsachain.errors import ConfigError, check_choices, check_range, require
 from fsachain.train.schedule import Schedule, ScheduleConfig, Scheduled, scheduled, values_of
 
 OPTIMIZERS = ("adam", "adamw", "nadam", "radam", "adamax", "sgd")
-DECAYED = ("all", "weights")
-BAD_DATA = ("exclude", "stop")
-COMBINE = ("mean", "best-average", "none")
-PRECISIONS = ("float32", "bfloat16", "float16")
 Config = TypeVar("Config")
 
 
@@ -59,7 +55,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "(0, inf]", "max_grad_norm", "max_change", "max_change_per_component")
-        check_choices(self, name=OPTIMIZERS, decayed=DECAYED)
+        check_choices(self, name=OPTIMIZERS, decayed=("all", "weights"))
         for name in ("factors", "freeze_epochs"):
             for prefix, value in getattr(self, name).items():
                 if not 0.0 <= value < math.inf:
@@ -127,7 +123,8 @@ class TrainConfig:
         intervals = ("orthonormal_every", "batch_norm_batches", "checkpoint_every")
         check_range(self, "[0, inf)", "micro_batch", *intervals)
         check_range(self, "(0, inf)", "process_timeout")
-        check_choices(self, precision=PRECISIONS, combine=COMBINE, bad_data=BAD_DATA)
+        check_choices(self, precision=("float32", "bfloat16", "float16"), bad_data=("exclude", "stop"))
+        check_choices(self, combine=("mean", "best-average", "none"))
         if self.dropout_schedule is not None:
             for value in values_of(self.dropout_schedule):
                 if not 0.0 <= value < 1.0:

@@ -43,10 +43,8 @@ def best_average(
 ) -> Combination:
     """The best of the means of the newest 1, 2, 3, ... models, as Kaldi's nnet3-chain-combine has it.
 
-    Args:
-        newest_first: `state_dict()`s, loaded one at a time.
-        objective: what to maximise; NaN loses against any number, of equals the mean of fewer models is kept. Called once
-            for each candidate, in order.
+    The models are `state_dict()`s, loaded one at a time. `objective`, called once for each candidate, in order, is
+    maximised; NaN loses against any number, of equals the mean of fewer models is kept.
     """
     best: Combination | None = None
     objf: dict[str, float] = {}

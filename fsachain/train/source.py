@@ -74,13 +74,9 @@ def fault_of(example: Example, need: float, output_lengths: OutputLengths) -> Fa
 
 
 class ForgivingNumerators:
-    """Numerators of transcripts that may be wrong, with the penalties of each epoch.
+    """Numerators of transcripts that may be wrong, by utterance id, with the penalties of each epoch, counted from 0.
 
-    Args:
-        graphs: by utterance id.
-        num_pdfs: of the tables.
-        penalties: those of an epoch, counted from 0; None: what is in the graphs' weights.
-        text: what tells `penalties` from others.
+    `num_pdfs` is that of the tables. Without `penalties` those in the graphs' weights hold; `text` tells them from others.
     """
 
     def __init__(
@@ -132,14 +128,9 @@ class SupervisedBatch:
 class Source(ABC):
     """Where the batches of a training come from.
 
-    Args:
-        sizes: versions of each utterance, of which an epoch draws one.
-        excluded: utterances that cannot be trained on.
-        views: how many views of each utterance, augmented one by one, a micro-batch has; see `Batch`.
-        options: of `EpochOrder`.
-
-    Attributes:
-        excluded: utterances that cannot be trained on, as far as that is known beforehand.
+    `sizes` are the versions of each utterance, of which an epoch draws one; `excluded` the utterances that cannot be trained
+    on, as far as that is known beforehand; `views` how many views of each utterance, augmented one by one, a micro-batch has
+    (see `Batch`); `options` those of `EpochOrder`.
     """
 
     def __init__(
@@ -373,20 +364,10 @@ class Corpus:
 class StreamSource(Source):
     """Supervised batches of a corpus on disk, epoch by epoch: a `Source`.
 
-    Args:
-        corpus: the utterances.
-        preparation: what is done with each.
-        output_lengths: the model's, from input to output frames.
-        batch_size: utterances per step, at most.
-        seed: of order and version.
-        batch_frames: frames per step, at most, padding included; see `EpochOrder`.
-        num_threads, num_processes, executor: who prepares utterances; see `Workers`. Numerators are compiled faster by
-            processes.
-        left_out: utterances that are not in the corpus because something is wrong with them.
-        views: see `Source`.
-
-    Attributes:
-        excluded: `left_out`, and those in which a fault was found when they were prepared. A step goes on without them.
+    `output_lengths` is the model's, from input to output frames; `batch_size` and `batch_frames` are the most utterances and
+    frames of a step, padding included (see `EpochOrder`); `num_threads`, `num_processes` and `executor` say who prepares
+    utterances (see `Workers`), and processes compile numerators faster. `excluded` are `left_out`, which are not in the
+    corpus, and those in which a fault was found when they were prepared; a step goes on without them.
     """
 
     def __init__(
@@ -477,7 +458,11 @@ class StreamSource(Source):
                 continue
             example, table, need = found
             if table is None:
-                table, need = self._stored(place)
+                assert self._corpus.stored is not None, "a corpus without stored numerators needs a maker"
+                table = self._corpus.stored(self._corpus.utterances[place])
+                if np.isnan(self._needs[place]):
+                    self._needs[place] = min_frames(table)
+                need = float(self._needs[place])
             fault = fault_of(example, need, self._output_lengths)
             if fault is not None:
                 self._exclude(fault)
@@ -488,13 +473,6 @@ class StreamSource(Source):
             return None
         batch = collate(examples, views)
         return SupervisedBatch(batch, TableBatch.pack(tables, batch.ids))
-
-    def _stored(self, place: int) -> tuple[TransitionTable, float]:
-        assert self._corpus.stored is not None, "a corpus without stored numerators needs a maker"
-        table = self._corpus.stored(self._corpus.utterances[place])
-        if np.isnan(self._needs[place]):
-            self._needs[place] = min_frames(table)
-        return table, float(self._needs[place])
 
     def _exclude(self, fault: Fault) -> None:
         if fault.id not in self._known:

@@ -90,11 +90,6 @@ class EpochSums:
         self.output_frames += sum(length for length, good in zip(lengths, ok, strict=True) if good)
         self.excluded += [str(name) for name in record.excluded]
 
-    def add_norm(self, norm: float) -> None:
-        self.grad_norm += norm
-        self.max_grad_norm = max(self.max_grad_norm, norm)
-        self.moved_batches += 1
-
     def left_out(self) -> list[str]:
         """The first 5,000 different names of `excluded`, sorted, which keeps a line of the log short."""
         return sorted(set(self.excluded))[:5000]
@@ -449,7 +444,9 @@ class Stepper:
         found.sums.input_frames = 0
         sums.add_numbers(found.sums.numbers())
         sums.excluded += names
-        sums.add_norm(norm)
+        sums.grad_norm += norm
+        sums.max_grad_norm = max(sums.max_grad_norm, norm)
+        sums.moved_batches += 1
         with self.limit:
             self.optimizer.step()
         self.passes.pooling.average_running(passed=bool(parts))

@@ -126,18 +126,11 @@ class Trainer:
         reasons: Mapping[str, str] | None = None,
         left_out: Sequence[Fault] = (),
     ) -> TrainResult:
-        """Train on examples in memory.
+        """Train on examples in memory, or several versions of them as for `BatchSource`.
 
-        Args:
-            train: The examples, or several versions of them as for `BatchSource`.
-            dev: Examples for the objective after each epoch; none is fine.
-            augmentation: Changes of the training features.
-            reasons: Why an utterance has no numerator, for the report.
-            left_out: As for `fit_sources`.
-
-        Raises:
-            DataError: no utterance is left to train on.
-            Others as `fit_sources`.
+        `dev` are examples for the objective after each epoch, `augmentation` changes of the training features; `reasons` say
+        why an utterance has no numerator, for the report. DataError: no utterance is left to train on. Others, and
+        `left_out`, as for `fit_sources`.
         """
         versions: Any = [train] if not train or isinstance(train[0], Example) else train
         settings: dict[str, Any] = {

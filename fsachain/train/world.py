@@ -98,11 +98,7 @@ class World:
 
     @classmethod
     def from_environment(cls, timeout: float = TIMEOUT) -> World:
-        """The world that torchrun has started this process in; a world of one, on no device of its own, where there is none.
-
-        Args:
-            timeout: seconds > 0 that a process waits for the others within a training.
-        """
+        """The world that torchrun has started this process in; where there is none, of one, on no device of its own."""
         size = _number("WORLD_SIZE", 0)
         if size < 1:
             return cls()
