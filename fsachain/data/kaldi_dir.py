@@ -214,11 +214,7 @@ def _speaker(ids: dict[str, None], key: str, value: str) -> str:
 
 @dataclass(frozen=True)
 class DataDir:
-    """A data directory, read.
-
-    Attributes:
-        utterances: with unique ids, in the order of their recordings' table.
-    """
+    """A data directory, read: `utterances` with unique ids, in the order of their recordings' table."""
 
     utterances: Sequence[Utterance]
 

@@ -53,9 +53,6 @@ class Network(Sizes, Protocol):
     Output frame t *owns* the input frames s t to s t + s - 1, where s is the subsampling. Two members are optional:
     `period`, output frames (1 where it is missing), on whose multiples an utterance may be cut without another result; and
     `scores(features, lengths)`, `nnet_output` alone without a decision that depends on data, which is what ONNX holds.
-
-    Attributes:
-        training: as of every `nn.Module`.
     """
 
     training: bool

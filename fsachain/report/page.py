@@ -287,17 +287,21 @@ _COUNTS = ("words", "errors", "substitutions", "insertions", "deletions", "WER")
 
 def all_tables(found: Findings) -> dict[str, Table]:
     """The tables that have rows, by name."""
+    run = found.stages.trained_by if found.stages else None
+    options = [(name, str(one)) for name, one in flat(found.config)]
+    columns = ("set", "utterances", "words", "different words", "speakers", "speech")
+    sizes: list[Row] = [
+        [one.name, *(amount(value) for value in one[1:-1]), duration(one.seconds)] for one in found.sizes
+    ]
     made = {
         "epochs": _epochs(found),
         "excluded": _excluded(found),
         **_errors(found),
         "graphs": _graphs(found),
-        "data": _data(found),
+        "data": table("Data sets", columns, sizes),
         "stages": _stages(found),
-        "versions": _versions(found),
-        "config": table(
-            "Configuration", ("option", "value"), [(name, str(one)) for name, one in flat(found.config)]
-        ),
+        "versions": table("Versions", ("package", "version"), list(run.versions.items()) if run else []),
+        "config": table("Configuration", ("option", "value"), options),
     }
     return {name: one for name, one in made.items() if one.rows}
 
@@ -413,14 +417,6 @@ def _graphs(found: Findings) -> Table:
     return table("Graphs", ("graph", *(one.name for one in graphs)), rows)
 
 
-def _data(found: Findings) -> Table:
-    columns = ("set", "utterances", "words", "different words", "speakers", "speech")
-    rows: list[Row] = [
-        [size[0], *(amount(value) for value in size[1:-1]), duration(size.seconds)] for size in found.sizes
-    ]
-    return table("Data sets", columns, rows)
-
-
 def _stages(found: Findings) -> Table:
     rows: list[Row] = [
         [
@@ -437,8 +433,3 @@ def _stages(found: Findings) -> Table:
     columns = ("stage", "state", "began", "time", "processor time", "memory, peak", "GPU memory, peak")
     together = duration(found.stages.seconds if found.stages else 0.0).text
     return table(f"Stages, the newest attempt at each; {together} together", columns, rows)
-
-
-def _versions(found: Findings) -> Table:
-    run = found.stages.trained_by if found.stages else None
-    return table("Versions", ("package", "version"), list(run.versions.items()) if run else [])

@@ -25,13 +25,7 @@ from fsachain.train.step import Stepper
 
 @dataclass(frozen=True)
 class Combination:
-    """A chosen model.
-
-    Attributes:
-        state: its `state_dict()`.
-        num_models: models in the mean.
-        objf: the objective by candidate: "1", "2", ... for the means of so many models.
-    """
+    """A chosen model: its `state_dict()`, of how many models it is the mean, and the objective by that number, as text."""
 
     state: Tensors
     num_models: int

@@ -89,10 +89,8 @@ class Schedule:
         0,0@0.20,0.5@0.50,0      0 up to a fifth of the training, a line up to 0.5 in its middle, a line down to 0 at its end
 
     The first value is at 0, the last at 1, and one between them without a place at 0.5. A list of pairs [value, progress]
-    says the same. Two values at one progress are a jump: the second holds from there on.
-
-    Attributes:
-        points: (value, progress) pairs; progress does not fall, begins with 0 and ends with 1.
+    says the same. Two values at one progress are a jump: the second holds from there on. `points` are (value, progress)
+    pairs; progress does not fall, begins with 0 and ends with 1.
     """
 
     points: tuple[tuple[float, float], ...]

@@ -205,27 +205,29 @@ def refresh_batch_norm(model: nn.Module, forward: Callable[[Item], object], batc
             module.training = training
 
 
-class Pooling:
-    """Batch normalisation over several processes: their micro-batches of one pass are one batch.
+class Passes:
+    """Forward and backward passes through a network, in step with the other processes.
 
-    `MaskedBatchNorm` sums over all processes in every forward and backward pass. All processes must therefore make the same
-    number of passes (`active`): one that has fewer micro-batches than another passes a stand-in batch through the network,
-    whose frames do not count (`counts`). Layers of torch (`nn.BatchNorm1d`, ...) normalise with the statistics of their own
-    process, as they do in torch's DistributedDataParallel; their running averages are averaged after each step, so that one
-    model is saved. With one process nothing changes.
+    Batch normalisation is over all processes: their micro-batches of one pass are one batch, over which `MaskedBatchNorm`
+    sums by `add_up` in every forward and backward pass. All must therefore make the same number of passes: one that has
+    fewer micro-batches than another passes a stand-in batch through the network, whose frames do not count (`counts`).
+    Layers of torch (`nn.BatchNorm1d`, ...) normalise with the statistics of their own process, as they do in torch's
+    DistributedDataParallel; their running averages are averaged after each step, so that one model is saved. With one
+    process nothing changes.
     """
 
-    def __init__(self, model: nn.Module, world: World) -> None:
+    def __init__(self, model: nn.Module, world: World, precision: Precision) -> None:
         modules = list(model.modules()) if world.size > 1 else []
         if any(isinstance(module, nn.SyncBatchNorm) for module in modules):
             raise ConfigError(
                 "the network has an nn.SyncBatchNorm, which cannot wait for processes without utterances; expected "
                 "fsachain.nn.layers.MaskedBatchNorm, or nn.BatchNorm1d"
             )
+        self.model, self.precision, self.counts = model, precision, True
         self._world = world
-        self.counts = True
+        self._device = next(model.parameters()).device
+        self._used: list[int] | None = None
         self._pooled = [module for module in modules if isinstance(module, MaskedBatchNorm)]
-        self.active = bool(self._pooled)
         self._running = [
             buffer
             for module in modules
@@ -239,26 +241,21 @@ class Pooling:
         return self._world.add_up(values)
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
-        """Within it the layers normalise over all processes, in training mode."""
+    def shared(self, parts: Sequence[SupervisedBatch]) -> Iterator[list[Batch]]:
+        """Context of the passes over one batch, in training mode; yields the stand-ins to pass after the micro-batches."""
+        stand_ins: list[Batch] = []
+        if self._pooled:
+            frames, width = parts[0].batch.features.shape[1:] if parts else (0, 0)
+            count, frames, width = self._world.largest([len(parts), frames, width])
+            names, features = (_STAND_IN,), torch.zeros(1, frames, width)
+            stand_ins = [Batch(names, names, ((),), features, torch.tensor([frames]))] * (count - len(parts))
         for module in self._pooled:
             module.pool = self
         try:
-            yield
+            yield stand_ins
         finally:
             for module in self._pooled:
                 module.pool = None
-
-    def stand_ins(self, parts: Sequence[SupervisedBatch]) -> list[Batch]:
-        """What this process has to pass through the network after its micro-batches, so that all make as many passes."""
-        if not self.active:
-            return []
-        frames, width = parts[0].batch.features.shape[1:] if parts else (0, 0)
-        count, frames, width = self._world.largest([len(parts), frames, width])
-        batch = Batch(
-            (_STAND_IN,), (_STAND_IN,), ((),), torch.zeros(1, frames, width), torch.tensor([frames])
-        )
-        return [batch] * (count - len(parts))
 
     @torch.no_grad()
     def average_running(self, passed: bool) -> None:
@@ -271,24 +268,6 @@ class Pooling:
         )
         for buffer, total in zip(self._running, sums, strict=True):
             buffer.copy_(total / max(count, 1.0))
-
-
-class Passes:
-    """Forward and backward passes through a network, in step with the other processes."""
-
-    def __init__(self, model: nn.Module, world: World, precision: Precision) -> None:
-        self.model = model
-        self.precision = precision
-        self.pooling = Pooling(model, world)
-        self._world = world
-        self._device = next(model.parameters()).device
-        self._used: list[int] | None = None
-
-    @contextmanager
-    def shared(self, parts: Sequence[SupervisedBatch]) -> Iterator[list[Batch]]:
-        """Context of the passes over one batch; yields the stand-ins to pass after the micro-batches."""
-        with self.pooling.joined():
-            yield self.pooling.stand_ins(parts)
 
     def forward(self, batch: Batch) -> NetworkOutput:
         """The output on the model's device; of chunks without the frames that are only context."""
@@ -304,7 +283,7 @@ class Passes:
     def backward(self, roots: list[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
         """Where passes are shared, all processes go back from the same roots: a missing gradient becomes zeros."""
         used = [int(grad is not None) for grad in grads]
-        if self.pooling.active:
+        if self._pooled:
             self._used = used = self._used or self._world.largest(used)
         pairs = [
             (root, torch.zeros_like(root) if grad is None else grad)
@@ -314,11 +293,11 @@ class Passes:
         torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
 
     def stand_in(self, batch: Batch) -> None:
-        self.pooling.counts = False
+        self.counts = False
         output = self.forward(batch)
         roots = [value for value in (output.nnet_output, output.xent_log_probs) if value is not None]
         self.backward(roots, [None] * len(roots))
-        self.pooling.counts = True
+        self.counts = True
 
     def refresh(self, batches: Iterable[Sequence[SupervisedBatch]]) -> None:
         passed = False
@@ -332,12 +311,12 @@ class Passes:
                     yield from ((batch, False) for batch in stand_ins)
 
         def forward(one: tuple[Batch, bool]) -> None:
-            batch, self.pooling.counts = one
+            batch, self.counts = one
             self.forward(batch)
 
         refresh_batch_norm(self.model, forward, every())
-        self.pooling.counts = True
-        self.pooling.average_running(passed)
+        self.counts = True
+        self.average_running(passed)
 
 
 def _at_least_float32(values: torch.Tensor) -> torch.Tensor:
@@ -449,7 +428,7 @@ class Stepper:
         sums.moved_batches += 1
         with self.limit:
             self.optimizer.step()
-        self.passes.pooling.average_running(passed=bool(parts))
+        self.passes.average_running(passed=bool(parts))
         return outcome
 
     def evaluate(self, batches: Iterable[Sequence[SupervisedBatch]]) -> EpochSums:

@@ -156,12 +156,9 @@ class Trainer:
     ) -> TrainResult:
         """Run all epochs that are left, make the final model of the last ones, evaluate.
 
-        Args:
-            source: The batches to train on.
-            dev_source: Utterances for the objective after each epoch; None is fine.
-            left_out: Utterances that are in no source because something is wrong with them; they are reported with
-                those that the sources exclude.
-            facts: More values, by name, for the `start` event of train.jsonl.
+        `dev_source` has utterances for the objective after each epoch. `left_out` are in no source because something is
+        wrong with them; they are reported with those that the sources exclude. `facts` are more values, by name, for the
+        `start` event of train.jsonl.
 
         Raises:
             DataError: some utterances cannot be used and `config.bad_data` is "stop"; or no checkpoint is sound.
