@@ -321,7 +321,7 @@ def read_body(
 def _read_const(cursor: Cursor, header: Header) -> Transducer:
     _align(cursor, header)
     _check_size(cursor, header, _CONST_STATE.itemsize)
-    states = _view(cursor, _CONST_STATE, header.num_states, "states of a const FST")
+    states = cursor.array(_CONST_STATE, header.num_states, "states of a const FST")
     _align(cursor, header)
     arcs = cursor.array(ARC, header.num_arcs, "arcs of a const FST")
     ends = np.cumsum(states["num_arcs"], dtype=np.int64)
@@ -334,25 +334,19 @@ def _read_compact_acceptor(cursor: Cursor, header: Header) -> Transducer:
     """A final weight is an element without label and destination, before the arcs of its state."""
     _align(cursor, header)
     _check_size(cursor, header, 4)
-    offsets = _view(cursor, np.dtype("<u4"), header.num_states + 1, "states of a compact FST")
+    offsets = cursor.array("<u4", header.num_states + 1, "states of a compact FST")
     if offsets[0] or np.any(offsets[1:] < offsets[:-1]):
         cursor.fail("a compact FST whose states are not in order")
     _align(cursor, header)
-    elements = _view(cursor, _COMPACT, int(offsets[-1]), "arcs of a compact FST")
+    elements = cursor.array(_COMPACT, int(offsets[-1]), "arcs of a compact FST")
     owner = _owners(offsets[1:] - offsets[:-1])
     is_final = elements["label"] == -1
     finals = np.full(header.num_states, np.inf, dtype=np.float32)
     finals[owner[is_final]] = elements["cost"][is_final]
-    src = owner[~is_final]
-    arcs = np.empty(len(src), dtype=ARC)
+    arcs = np.empty(int((~is_final).sum()), dtype=ARC)
     for field, column in (("ilabel", "label"), ("olabel", "label"), ("cost", "cost"), ("dst", "dst")):
         arcs[field] = elements[column][~is_final]
-    return _transducer(header, finals, src, arcs)
-
-
-def _view(cursor: Cursor, dtype: np.dtype[Any], count: int, what: str) -> npt.NDArray[Any]:
-    """Packed elements where they stand in the file."""
-    return np.frombuffer(cursor.take(count * dtype.itemsize, what), dtype=dtype)
+    return _transducer(header, finals, owner[~is_final], arcs)
 
 
 def _owners(counts: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int32]:

@@ -76,11 +76,7 @@ def _scale(mean: NDArray[np.float64], squares: NDArray[np.float64]) -> NDArray[n
 
 
 class Cmvn:
-    """A normalisation that is ready to be applied.
-
-    Attributes:
-        config: what is normalised.
-        statistics: sums over frames by speaker; over all under "global"; or none.
+    """A normalisation that is ready to be applied: `config` and `statistics`, sums over frames.
 
     Example:
         cmvn = Cmvn.estimate(CmvnConfig("global"), ((e.speaker, e.features) for e in train))

@@ -239,14 +239,9 @@ def collate(examples: Sequence[Example], views: int = 1) -> Batch:
         raise DataError(
             f"a batch of {len(examples)} examples, {len(windows)} of them chunks; expected all or none"
         )
-    return Batch(
-        tuple(e.id for e in examples),
-        tuple(e.speaker for e in examples),
-        tuple(e.words for e in examples),
-        *_padded([example.features for example in examples]),
-        WindowBatch.collate(windows) if windows else None,
-        views,
-    )
+    ids, speakers, words = zip(*((e.id, e.speaker, e.words) for e in examples), strict=True)
+    padded = _padded([example.features for example in examples])
+    return Batch(ids, speakers, words, *padded, WindowBatch.collate(windows) if windows else None, views)
 
 
 def cut_example(

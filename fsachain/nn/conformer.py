@@ -254,9 +254,7 @@ class ConformerConfig:
 class Conformer(ConfiguredNetwork[ConformerConfig]):
     """A Conformer. In evaluation the result for an utterance does not depend on its batch.
 
-    Attributes:
-        config: its sizes, a `ConformerConfig`.
-        thinning, layers, chain_head, xent_head: the parts, in order; the last is None without a branch.
+    Its parts are `thinning`, `layers`, `chain_head` and `xent_head`, which is None without a branch.
     """
 
     def __init__(self, config: ConformerConfig) -> None:

@@ -53,6 +53,7 @@ class Network(Sizes, Protocol):
     Output frame t *owns* the input frames s t to s t + s - 1, where s is the subsampling. Two members are optional:
     `period`, output frames (1 where it is missing), on whose multiples an utterance may be cut without another result; and
     `scores(features, lengths)`, `nnet_output` alone without a decision that depends on data, which is what ONNX holds.
+    `training` is that of every `nn.Module`.
     """
 
     training: bool
@@ -76,7 +77,10 @@ Config = TypeVar("Config", bound=Sizes)
 
 
 class ConfiguredNetwork(nn.Module, Generic[Config]):
-    """The members of a `Network` that follow from its configuration and from `hidden`, what a network of ours defines."""
+    """The members of a `Network` that follow from its `config` and from `hidden`, what a network of ours defines.
+
+    The configuration has F, P and s: `num_features`, `num_pdfs` and `subsampling`; `time_offset` is s // 2.
+    """
 
     chain_head: nn.Module
     xent_head: nn.Module | None

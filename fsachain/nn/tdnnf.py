@@ -94,9 +94,7 @@ class TdnnfConfig:
 class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
     """A TDNN-F. In evaluation the result for an utterance does not depend on its batch.
 
-    Attributes:
-        config: its sizes, a `TdnnfConfig`.
-        input_layer, layers, chain_head, xent_head: the parts, in order; the last is None without a branch.
+    Its parts are `input_layer`, `layers`, `chain_head` and `xent_head`, which is None without a branch.
     """
 
     def __init__(self, config: TdnnfConfig) -> None:

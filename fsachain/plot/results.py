@@ -163,7 +163,11 @@ def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figur
     another). A panel without speakers or lengths is left out.
     """
     if isinstance(report, Mapping):
-        speakers, total, lengths = *_from_json(report), []
+        given = report.get("speakers")
+        if not isinstance(given, Mapping):
+            raise DataError(f"report: expected the object of a wer.json, its speakers are {given!r:.80}")
+        speakers = [(name, ErrorCounts.from_dict(one, f"report, {name}")) for name, one in given.items()]
+        total, lengths = ErrorCounts.from_dict(report.get("total"), "report, total"), []
     else:
         speakers, total, lengths = list(report.by_speaker.items()), report.total, _by_length(report)
     worst = sorted(speakers, key=lambda bar: (-sum(_shares(bar[1])), bar[0]))[:MAX_SPEAKERS]
@@ -185,14 +189,6 @@ def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figur
         overall = f"WER {rate} (errors: {total.errors}, words: {total.num_words})"
         headline(figure, f"{title}: {overall}" if title else overall)
     return figure
-
-
-def _from_json(report: Mapping[str, Any]) -> tuple[list[_Bar], ErrorCounts]:
-    speakers = report.get("speakers")
-    if not isinstance(speakers, Mapping):
-        raise DataError(f"report: expected the object of a wer.json, its speakers are {speakers!r:.80}")
-    bars = [(name, ErrorCounts.from_dict(given, f"report, {name}")) for name, given in speakers.items()]
-    return bars, ErrorCounts.from_dict(report.get("total"), "report, total")
 
 
 def _by_length(report: WerReport) -> list[_Bar]:

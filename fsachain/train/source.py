@@ -298,14 +298,10 @@ Prepared = tuple[Example, TransitionTable | None, float] | Fault
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a worker does with an utterance; picklable.
+    """What a worker does with an utterance: its features, normalised, with changes drawn anew in each epoch; picklable.
 
-    Attributes:
-        features: kind and size of the features.
-        cmvn: their normalisation.
-        augmentation: changes drawn anew in each epoch; None: none.
-        maker: compiles the numerator from the transcript; None: the source has it.
-        cache_dir: folder that keeps features, one file for each utterance; None for none.
+    `maker` compiles the numerator from the transcript; None: the source has it. `cache_dir` keeps features, one file for
+    each utterance.
     """
 
     features: FeatureConfig
@@ -342,15 +338,11 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The utterances of a stream and what is known of them.
+    """The utterances of a stream, those that can be used as far as that is known, and what is known of them.
 
-    Attributes:
-        utterances: those that can be used, as far as that is known.
-        frames: int32 [copies, utterances], from `fsachain.data.features.frame_counts`.
-        copies: changes of speed, volume and noise; an epoch draws one for each utterance.
-        stored: the numerator of an utterance; None where workers compile it.
-        shard_of: see `EpochOrder`; None: utterances from everywhere are mixed.
-        shards_at_once: see `EpochOrder`.
+    `frames` are int32 [copies, utterances], from `fsachain.data.features.frame_counts`; `copies` changes of speed, volume
+    and noise, of which an epoch draws one for each utterance. `stored` gives the numerator of an utterance; None where
+    workers compile it. For shards see `EpochOrder`.
     """
 
     utterances: Sequence[Utterance]

@@ -45,13 +45,10 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a training left behind.
+    """What a training left behind: a table for each epoch (`epoch`, `train` and `dev` figures) and the final model's file.
 
-    Attributes:
-        epochs: One table per epoch: `epoch`, `train` and `dev` figures.
-        dev: Figures of the final model on the development set; None without one.
-        excluded: Utterances that took no part, training and development.
-        model_path: The final model, `final.safetensors`; the model object holds the same parameters.
+    `dev` are the figures of the final model, whose parameters the model object has too, on the development set; `excluded`
+    the utterances of both sets that took no part.
     """
 
     epochs: tuple[dict[str, Any], ...]
