@@ -304,7 +304,7 @@ def test_help_has_every_command_in_a_group_and_cuts_no_line(fsachain):
 @pytest.mark.parametrize(
     ("command", "work", "how"),
     [
-        ("lang", "lang.make_lang", "begins anew"),
+        ("lang", "lang.Lexicon.read", "begins anew"),
         ("train", "training.train_model", "from the newest checkpoint"),
     ],
 )

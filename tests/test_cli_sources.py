@@ -156,7 +156,7 @@ def test_graphs_of_kaldi_over_transition_ids_are_numerators(fsachain, shared, tm
             assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.KALDI_SUPERVISION_PATH)
 
 
-def half(number):
+def half(name, number):
     """For `collect`: half of even numbers, an error for odd ones; 99 ends the process."""
     if number == 99:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fsachain.cli.record import record_run, recorded_stage
-from fsachain.cli.report import write_scalars
+from fsachain.cli.report import tensorboard
 from fsachain.errors import ConfigError, DataError
 from fsachain.report.collect import Layout, collect, read_stages
 from fsachain.report.heard import add_times, choose
@@ -281,7 +281,7 @@ def scalars(folder):
 
 def test_tensorboard_gets_every_number_of_every_epoch(exp, tmp_path):
     for _ in range(2):  # the second call replaces what the first one wrote
-        assert write_scalars(exp / "model", tmp_path / "tb") == report_inputs.EPOCHS
+        assert tensorboard(exp / "model", tmp_path / "tb") == f"{report_inputs.EPOCHS} epochs"
     found = {(tag, step): value for tag, step, value in scalars(tmp_path / "tb")}
     expected = {}
     for event in read_log(exp / "model" / "train.jsonl"):
@@ -293,4 +293,4 @@ def test_tensorboard_gets_every_number_of_every_epoch(exp, tmp_path):
     assert len(list(scalars(tmp_path / "tb"))) == len(expected)
     (tmp_path / "tb" / "mine.txt").write_text("keep")
     with pytest.raises(ConfigError, match=r"mine\.txt"):
-        write_scalars(exp / "model", tmp_path / "tb")
+        tensorboard(exp / "model", tmp_path / "tb")

@@ -50,11 +50,11 @@ def corpus(tmp_path):
 
 @pytest.fixture(scope="module")
 def lang(tmp_path_factory):
-    from fsachain.cli.lang import make_lang
+    from fsachain.cli.lang import lang
 
     folder = tmp_path_factory.mktemp("lang")
     (folder / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
-    return make_lang(folder / "lexicon.txt", folder, EXPERIMENT)
+    return lang(folder / "lexicon.txt", folder, experiment=EXPERIMENT)
 
 
 def edit(name, old, new):

@@ -249,12 +249,16 @@ def _name(spoken: Spoken) -> str:
 
 
 @command(model=TRAINED, data=DATA, out=OUT)
-@model_lang_option
-@normalization_option(": needed for supervise")
-@option(OUT, "Folder for a TextGrid of each utterance, for Praat.", "--textgrid", "textgrids")
-@coarse_option
-@with_resources("cache", "workers", "bad_data", "commands")
-def align(out: Path, **options: Any) -> None:
+def align(
+    model: AcousticModel,
+    data: DataDir,
+    out: Path,
+    lang: Lang = model_lang_option,
+    normalization: Fsa | None = normalization_option(": needed for supervise"),
+    textgrid: Path | None = option(OUT, "Folder for a TextGrid of each utterance, for Praat."),
+    coarse: bool = coarse_option,
+    resources: Resources = with_resources("cache", "workers", "bad_data", "commands"),
+) -> str:
     """Find when each word and phone of the transcripts is said.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
@@ -264,28 +268,7 @@ def align(out: Path, **options: Any) -> None:
     faults.jsonl if utterances cannot be used.
     Example: fsachain align model/model.safetensors train aligned --lang lang --den graphs
     """
-    click.echo(f"{align_data(out=out, **options)} -> {out}")
-
-
-def align_data(
-    model: AcousticModel,
-    lang: Lang,
-    data: DataDir,
-    out: Path,
-    resources: Resources,
-    normalization: Fsa | None = None,
-    textgrids: Path | None = None,
-    coarse: bool = False,
-) -> str:
-    """Find when the words and phones of the transcripts are said; writes words.ctm and phones.ctm to `out`.
-
-    With `textgrids`, a folder, also a TextGrid for each utterance, for Praat. Boundaries in recordings are moved to where
-    the sound changes (`decode.times`), unless they are to be `coarse`.
-
-    Without `normalization` the graphs are the plain numerators: once the words are known, the phone language
-    model has no say. With that of a denominator the path found is one that the denominator has: supervision
-    made from it can be normalised.
-    """
+    # Without --den the graphs are the plain numerators: once the words are known, the phone language model has no say.
     check_lang(model, lang)
     fresh(out, "words.ctm", "phones.ctm", BOUNDARIES)
     data, found, faults = _alignments(model, lang, data, resources, normalization)
@@ -294,10 +277,10 @@ def align_data(
         found = refined(found, sounds_of(data, model.experiment.features.sample_rate), model, out)
     write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
     write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
-    if textgrids is not None:
+    if textgrid is not None:
         for name, result in found.items():
             tiers = {"words": result.words, "phones": result.phones}
-            write_textgrid(textgrids / textgrid_name(name), tiers, result.seconds)
+            write_textgrid(textgrid / textgrid_name(name), tiers, result.seconds)
     return f"{counted(len(found), 'utterance')} aligned{but_for(len(faults))}"
 
 

@@ -86,7 +86,8 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"fsachain.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        found = getattr(module, cmd_name.replace("-", "_"))
+        command: click.Command = getattr(found, "as_command", found)  # groups are commands themselves
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

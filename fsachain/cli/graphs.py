@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import click
 import numpy as np
@@ -56,26 +56,19 @@ from fsachain.progress import counter
 
 DENOMINATOR = "den.fst"
 NORMALIZATION = "normalization.fst"
-DEAR_STAR = (
-    2000  # arcs; a 2-gram of 39 phones has 800, with which the loss takes 3.5 times as long as without stars
-)
+DEAR_STAR = 2000  # arcs; with 800, a 2-gram of 39 phones, the loss takes 3.5 times as long as without stars
 
 Merge = Literal["sum", "min"]
 
 
 @command(phone_lm=FILE, out=OUT)
-def den_graph(phone_lm: Path, out: Path, lang: Lang = lang_option, merge: Merge = merge_option) -> None:
+def den_graph(phone_lm: Path, out: Path, lang: Lang = lang_option, merge: Merge = merge_option) -> str:
     """Build the denominator graph.
 
     In: PHONE_LM, made by `fsachain phone-lm`.
     Out: folder OUT with den.fst and normalization.fst, OpenFst acceptors whose labels are pdf + 1.
     Example: fsachain den-graph graphs/phone_lm.fst graphs --lang lang
     """
-    click.echo(f"{make_denominator(lang, phone_lm, out, merge)} -> {out}")
-
-
-def make_denominator(lang: Lang, phone_lm: Path, out: Path, merge: Merge = "sum") -> str:
-    """That of a phone language model of order 0 accepts every sequence of pdfs."""
     fsa = Fsa.read(phone_lm)
     check_phone_names(lang, phone_lm)
     if fsa.num_states == 1 and not fsa.log_prob.any():  # no distribution: a loop of weight one
@@ -171,13 +164,12 @@ def make_numerators(
     data: DataDir,
     out: Path,
     normalization: Fsa | None,
-    resources: Resources | None = None,
+    resources: Resources,
     forgive: Forgiveness | None = None,
     floor: float = FLOOR,
     patterns: Path | None = None,
 ) -> str:
     """Without `normalization` the numerators are unnormalised; `floor` is as for `build_numerator`, `patterns` for some."""
-    resources = resources or Resources()
     lines = {} if patterns is None else read_table(patterns)
     if lines and lines.keys().isdisjoint(data.transcripts):
         raise DataError(
@@ -191,15 +183,12 @@ def make_numerators(
 
 def told_stars(normalization: Fsa | None, forgive: Forgiveness | None) -> str:
     """For summaries: that stars are dear."""
-    if (
-        normalization is None
-        or forgive is None
-        or not forgive.has_star
-        or normalization.num_arcs <= DEAR_STAR
-    ):
+    has_star = forgive is not None and forgive.has_star
+    arcs = normalization.num_arcs if normalization is not None and has_star else 0
+    if arcs <= DEAR_STAR:
         return ""
     return (
-        f"; each star has the {normalization.num_arcs} arcs of the phone language model: training is fastest with "
+        f"; each star has the {arcs} arcs of the phone language model: training is fastest with "
         "phone_lm.ngram_order: 2"
     )
 
@@ -237,11 +226,12 @@ def build_numerators(
     normalization does not accept, without a `floor`. Those that have `patterns` are made of these, whatever their
     transcripts are.
     """
-    make = partial(_Builder(lang, normalization, forgive, floor).of_either, {pattern.LOOP: any_phones(lang)})
+    how = {"forgive": forgive, "floor": floor}
+    make = partial(_of_either, _how(lang, normalization), {pattern.LOOP: any_phones(lang)}, how)
     transcripts, lines = data.transcripts, patterns or {}
     usable, bad = usable_transcripts({k: v for k, v in transcripts.items() if k not in lines}, lang.lexicon)
     said: dict[str, str | Sequence[str]] = {**usable, **lines}
-    given = [(name, (name, said[name])) for name in transcripts if name in said]
+    given = [(name, said[name]) for name in transcripts if name in said]
     found, refused = (resources or Resources()).collect(make, given, "numerators")
     faults = {fault.id: fault for fault in [*bad, *(replace(fault, kind="no path") for fault in refused)]}
     return found, [faults[one.id] for one in data if one.id in faults]
@@ -300,7 +290,7 @@ def num_patterns(
     ),
     phones_per_loop: float = phones_per_loop_option,
     resources: Resources = with_resources("jobs", "scheduler", "bad_data", beside=True),
-) -> None:
+) -> str:
     r"""Build numerators of alternatives, gaps, unknown words and keywords.
 
     In: PATTERNS, lines of an utterance and what it may say: words; `( 0.7 yes | 0.3 yes please )` for one of several;
@@ -317,10 +307,9 @@ def num_patterns(
             known[name] = input_fsa(remove_epsilons(graph, range(len(graph.src)))[0])
         except GraphError as error:
             raise DataError(f"{path}: no acceptor over phones: {error}") from error
-    lines = [(name, (name, text)) for name, text in read_table(patterns).items()]
-    make = partial(_Builder(lang, normalization).of_pattern, known)
-    made = resources.collect(make, lines, "numerators")
-    click.echo(f"{_write(out, lang, *made, 'graphs', resources)} -> {out}")
+    make = partial(_of_pattern, _how(lang, normalization), known)
+    made = resources.collect(make, list(read_table(patterns).items()), "numerators")
+    return _write(out, lang, *made, "graphs", resources)
 
 
 def any_phones(lang: Lang, phones_per_loop: float = 10.0) -> Fsa:
@@ -342,7 +331,7 @@ def num_fsts(
     words: Path | None = option(FILE, "words.txt of the graphs; without it that of --lang."),
     model: Path | None = option(FILE, "0.trans_mdl or final.mdl, for transition ids."),
     resources: Resources = with_resources("jobs", "scheduler", "bad_data", beside=True),
-) -> None:
+) -> str:
     """Build numerators from graphs in OpenFst files or AT&T text.
 
     In: TABLE, an archive of FSTs (ark:graphs.ark, .gz too) or an scp file that names a file for each utterance. Graphs of
@@ -355,62 +344,63 @@ def num_fsts(
         raise click.UsageError("--model goes with --labels transition-ids, and these with --model")
     symbols = lang.lexicon.words if words is None else read_symbols(words)
     transitions = None if model is None else read_transition_model(model)
-    make = partial(_Builder(lang, normalization).of_graph, labels, symbols, transitions)
-    items = [(name, (name, graph)) for name, graph in read_archive(table, read_fst)]
-    made = resources.collect(make, items, "numerators")
-    click.echo(f"{_write(out, lang, *made, 'graphs', resources)} -> {out}")
+    make = partial(_of_graph, _how(lang, normalization), labels, symbols, transitions)
+    made = resources.collect(make, list(read_archive(table, read_fst)), "numerators")
+    return _write(out, lang, *made, "graphs", resources)
 
 
-class _Builder(NamedTuple):
-    """Makes a numerator of what is known of one utterance; can be pickled."""
+# What makes a numerator of what is known of one utterance; `how` are arguments that all numerators have.
 
-    lang: Lang
-    normalization: Fsa | None
-    forgive: Forgiveness | None = None
-    floor: float = 0.0
 
-    def _how(self, name: str) -> dict[str, Any]:
-        return {
-            "lexicon": self.lang.lexicon,
-            "tree": self.lang.tree,
-            "normalization": self.normalization,
-            "name": name,
-        }
+def _how(lang: Lang, normalization: Fsa | None) -> dict[str, Any]:
+    return {"lexicon": lang.lexicon, "tree": lang.tree, "normalization": normalization}
 
-    def of_either(self, parts: Mapping[str, Fsa], said: tuple[str, str | Sequence[str]]) -> Numerator:
-        name, words = said
-        if isinstance(words, str):
-            return self.of_pattern(parts, (name, words))
-        return build_numerator(words, forgive=self.forgive, floor=self.floor, **self._how(name))
 
-    def of_pattern(self, parts: Mapping[str, Fsa], named: tuple[str, str]) -> Numerator:
-        name, text = named
-        try:
-            found = pattern.parse_pattern(text, parts)
-            if not found:
-                raise GraphError("the pattern is empty: a numerator needs at least one word")
-        except GraphError as error:
-            raise GraphError(f"utterance {name!r}: {error}") from error
-        return pattern.build_pattern_numerator(found, **self._how(name))
+def _of_either(
+    how: dict[str, Any],
+    parts: Mapping[str, Fsa],
+    options: dict[str, Any],
+    name: str,
+    words: str | Sequence[str],
+) -> Numerator:
+    if isinstance(words, str):
+        return _of_pattern(how, parts, name, words)
+    return build_numerator(words, name=name, **how, **options)
 
-    def of_graph(
-        self, labels: str, words: Sequence[str], model: TransitionModel | None, named: tuple[str, Transducer]
-    ) -> Numerator:
-        name, graph = named
-        graph = replace(graph, olabel=graph.ilabel)
-        try:
-            if labels == "words":
-                spoken = grammar_over(graph, words, self.lang.lexicon.words)
-                return pattern.numerator_of_words(spoken, **self._how(name))
-            if model is not None:
-                graph = pdf_graph(graph, model)
-            plain = remove_epsilons(graph, range(len(graph.src)))[0]
-            if labels == "phones":
-                return numerator_of_phones(plain, [NO_WORD] * len(plain.src), (), **self._how(name))
-            return _numerator_of_pdfs(input_fsa(plain), self.lang.tree.num_pdfs, self.normalization)
-        except (DataError, GraphError) as error:
-            text = str(error)
-            raise GraphError(text if repr(name) in text else f"utterance {name!r}: {text}") from error
+
+def _of_pattern(how: dict[str, Any], parts: Mapping[str, Fsa], name: str, text: str) -> Numerator:
+    try:
+        found = pattern.parse_pattern(text, parts)
+        if not found:
+            raise GraphError("the pattern is empty: a numerator needs at least one word")
+    except GraphError as error:
+        raise GraphError(f"utterance {name!r}: {error}") from error
+    return pattern.build_pattern_numerator(found, name=name, **how)
+
+
+def _of_graph(
+    how: dict[str, Any],
+    labels: str,
+    words: Sequence[str],
+    model: TransitionModel | None,
+    name: str,
+    graph: Transducer,
+) -> Numerator:
+    graph = replace(graph, olabel=graph.ilabel)
+    try:
+        if labels == "words":
+            return pattern.numerator_of_words(
+                grammar_over(graph, words, how["lexicon"].words), name=name, **how
+            )
+        if model is not None:
+            graph = pdf_graph(graph, model)
+        plain = remove_epsilons(graph, range(len(graph.src)))[0]
+        if labels == "phones":
+            return numerator_of_phones(plain, [NO_WORD] * len(plain.src), (), name=name, **how)
+        return _numerator_of_pdfs(input_fsa(plain), how["tree"].num_pdfs, how["normalization"])
+    except (DataError, GraphError) as error:
+        text = str(error)
+        raise GraphError(text if repr(name) in text else f"utterance {name!r}: {text}") from error
 
 
 def _numerator_of_pdfs(fsa: Fsa, num_pdfs: int, normalization: Fsa | None) -> Numerator:

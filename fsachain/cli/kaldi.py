@@ -67,7 +67,7 @@ def kaldi() -> None:
     """Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide."""
 
 
-kaldi.add_command(supervise_by_lattices)
+command(kaldi, "supervise", data=DATA, model=FILE, out=OUT, lattices=many(str))(supervise_by_lattices)
 
 
 @command(kaldi, "lang", lexicon=FILE, model_dir=FOLDER, out=OUT)

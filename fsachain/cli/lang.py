@@ -12,10 +12,7 @@ import click
 from fsachain.cli.config import TOPOLOGIES, Experiment, PhoneLmConfig, config_option
 from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, note, option, seed_option
 from fsachain.cli.resources import Resources, with_resources
-from fsachain.data.cuts import holds_cuts
-from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault
-from fsachain.decode.wer import read_text
 from fsachain.errors import DataError, GraphError, counted
 from fsachain.fsa import Fsa
 from fsachain.graph import grammar
@@ -174,13 +171,13 @@ def usable_transcripts(
 def lang(
     lexicon: Path,
     out: Path,
-    text: Path | None = option(
+    text: Mapping[str, Sequence[str]] | None = option(
         DATA, "Transcripts or data set whose phones are counted for a tied-biphone context."
     ),
     experiment: Experiment = config_option,
     seed: int = seed_option,
     resources: Resources = with_resources("bad_data"),
-) -> None:
+) -> Lang:
     """Number the words, phones and pdfs of a lexicon.
 
     In: LEXICON, Kaldi's lexicon.txt or lexiconp.txt; section `lang` of the configuration.
@@ -188,45 +185,23 @@ def lang(
     later commands take from there.
     Example: fsachain lang lexicon.txt lang --config config.yaml
     """
-    said = {} if text is None else read_transcripts(text, resources)
-    made = make_lang(lexicon, out, experiment, transcripts=said, seed=seed, resources=resources)
-    click.echo(f"{made} -> {out}")
-
-
-def make_lang(
-    lexicon_path: Path,
-    out: Path,
-    experiment: Experiment,
-    *,
-    transcripts: Mapping[str, Sequence[str]] | None = None,
-    seed: int = 1,
-    resources: Resources | None = None,
-) -> Lang:
-    """Read a lexicon (Kaldi's lexicon.txt or lexiconp.txt), number its pdfs, and write the language folder `out`.
-
-    Section `lang` of the configuration says how; the folder keeps all of it. The context "tied-biphone" counts phones in
-    `transcripts`, those left out that have a word which the lexicon refuses; `seed` is that of the pronunciations and
-    silences drawn for the counts.
-    """
     config = experiment.lang
-    lexicon = Lexicon.read(
-        lexicon_path, silence=config.silence, silence_prob=config.silence_prob, oov=config.oov
-    )
-    phones, topology = lexicon.phones, TOPOLOGIES[config.topology]()
-    made = Lang(lexicon, ContextTree.monophone(phones, topology), experiment)
+    known = Lexicon.read(lexicon, silence=config.silence, silence_prob=config.silence_prob, oov=config.oov)
+    phones, topology = known.phones, TOPOLOGIES[config.topology]()
+    made = Lang(known, ContextTree.monophone(phones, topology), experiment)
     alone = made.context_independent
     if config.context == "biphone":
         made = replace(made, tree=ContextTree.biphone(phones, topology, context_independent=alone))
     elif config.context == "tied-biphone":
-        if not transcripts:
+        if not text:
             raise DataError(
                 "lang.context: tied-biphone counts phones; expected transcripts of known words (--text)"
             )
-        usable = _usable(transcripts, lexicon, out, resources)
+        usable = _usable(text, known, out, resources)
         tree = ContextTree.tied_biphone(
             phones,
             topology,
-            BiphoneCounts.of(lm_phones(usable, lexicon, seed=seed)),
+            BiphoneCounts.of(lm_phones(usable, known, seed=seed)),
             min_biphone_count=config.min_biphone_count,
             min_monophone_count=config.min_monophone_count,
             context_independent=alone,
@@ -236,39 +211,30 @@ def make_lang(
     return made
 
 
-def read_transcripts(path: Path, resources: Resources) -> Mapping[str, tuple[str, ...]]:
-    """What is said, by utterance, from a file in Kaldi's format (utterance word ...) or a data set.
-
-    Utterances of the data set with a fault are left out. No recording is touched, so no command of wav.scp runs.
-    """
-    if path.is_dir() or holds_cuts(path):
-        data, faults = DataDir.check(path, allow_commands=True)
-        resources.leave_out(faults, len(data), str(path))
-        return data.transcripts
-    return read_text(path)
-
-
 @command(text=DATA, out=OUT)
-def spell(text: Path, out: Path, resources: Resources = with_resources("bad_data", beside=True)) -> None:
+def spell(
+    text: Mapping[str, Sequence[str]],
+    out: Path,
+    resources: Resources = with_resources("bad_data", beside=True),
+) -> str:
     """Make a lexicon of characters, where there is no dictionary.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set.
     Out: OUT, a lexicon for `fsachain lang`: each word of TEXT is spelled by its characters.
     Example: fsachain spell train/text spelled.txt
     """
-    usable = _usable(read_transcripts(text, resources), None, out, resources)
-    lexicon = Lexicon.characters(usable, silence=None)
+    lexicon = Lexicon.characters(_usable(text, None, out, resources), silence=None)
     prob = ["1.0"] if "lexiconp" in out.name else []
     _write(out, "".join(" ".join([word, *prob, *word]) + "\n" for word in lexicon.words))
-    click.echo(f"{counted(len(lexicon.words), 'word')}, {counted(len(lexicon.phones), 'character')} -> {out}")
+    return f"{counted(len(lexicon.words), 'word')}, {counted(len(lexicon.phones), 'character')}"
 
 
 def _usable(
-    transcripts: Mapping[str, Sequence[str]], lexicon: Lexicon | None, out: Path, resources: Resources | None
+    text: Mapping[str, Sequence[str]], lexicon: Lexicon | None, out: Path, resources: Resources
 ) -> list[Sequence[str]]:
     """The transcripts with words, all of which the lexicon has; the others are left out."""
-    usable, faults = usable_transcripts(transcripts, lexicon)
-    (resources or Resources()).leave_out(faults, len(usable), f"{out}: transcripts")
+    usable, faults = usable_transcripts(text, lexicon)
+    resources.leave_out(faults, len(usable), f"{out}: transcripts")
     return list(usable.values())
 
 
@@ -279,13 +245,13 @@ def _write(out: Path, text: str) -> None:
 
 @command(text=DATA, out=OUT)
 def phone_lm(
-    text: Path,
+    text: Mapping[str, Sequence[str]],
     out: Path,
     lang: Lang = lang_option,
     experiment: Experiment = config_option,
     seed: int = seed_option,
     resources: Resources = with_resources("bad_data", beside=True),
-) -> None:
+) -> str:
     """Estimate the phone language model of the denominator.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set; section `phone_lm` of the configuration.
@@ -294,24 +260,7 @@ def phone_lm(
     which `fsachain den-graph` makes a denominator that accepts every sequence of pdfs: that of CTC.
     Example: fsachain phone-lm train/text graphs/phone_lm.fst --lang lang
     """
-    said = read_transcripts(text, resources)
-    click.echo(f"{make_phone_lm(lang, said, out, experiment.phone_lm, seed, resources)} -> {out}")
-
-
-def make_phone_lm(
-    lang: Lang,
-    transcripts: Mapping[str, Sequence[str]],
-    out: Path,
-    config: PhoneLmConfig,
-    seed: int,
-    resources: Resources | None = None,
-) -> str:
-    """Estimate the phone language model on pronunciations of the transcripts; writes an OpenFst file, returns a summary.
-
-    Transcripts with a word that the lexicon refuses are left out and named, as they have no numerator either. `seed` is that
-    of the pronunciations and silences. Order 0 is a loop over all phones, each of weight one.
-    """
-    usable = _usable(transcripts, lang.lexicon, out, resources)
+    usable, config = _usable(text, lang.lexicon, out, resources), experiment.phone_lm
     if not config.ngram_order:
         return write_phone_lm(out, free_denominator(len(lang.lexicon.phones)), lang.lexicon.phones)
     with counter("phone language model"):
@@ -350,12 +299,12 @@ def _drawn_phones(
 
 @command(text=DATA, out=OUT)
 def word_lm(
-    text: Path,
+    text: Mapping[str, Sequence[str]],
     out: Path,
     lang: Lang = lang_option,
     order: int = option(click.IntRange(min=2), "Words in an n-gram; none is pruned.", default=2),
     resources: Resources = with_resources("bad_data", beside=True),
-) -> None:
+) -> str:
     """Estimate a word n-gram and spell it out in phones, for a denominator.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set. Only word sequences whose n-grams TEXT has
@@ -363,12 +312,12 @@ def word_lm(
     Out: OUT, an OpenFst acceptor over phone ids, for `fsachain den-graph`.
     Example: fsachain word-lm train/text graphs/word_lm.fst --lang lang
     """
-    usable = _usable(read_transcripts(text, resources), lang.lexicon, out, resources)
+    usable = _usable(text, lang.lexicon, out, resources)
     ids = [[lang.lexicon.word_id(word) for word in words] for words in usable]
     with counter("phone language model"):
         model = estimate_phone_lm(ids, ngram_order=order, num_extra_lm_states=0, no_prune_ngram_order=order)
         fsa = _spelled_out(model, lang)
-    click.echo(f"{write_phone_lm(out, fsa, lang.lexicon.phones)} -> {out}")
+    return write_phone_lm(out, fsa, lang.lexicon.phones)
 
 
 def _spelled_out(words: Fsa, lang: Lang) -> Fsa:
@@ -390,7 +339,7 @@ units_option = option(
 
 @command(text=DATA, out=OUT)
 def estimate_arpa(
-    text: Path,
+    text: Mapping[str, Sequence[str]],
     out: Path,
     lang: Lang = lang_option,
     units: str = units_option,
@@ -398,21 +347,21 @@ def estimate_arpa(
     experiment: Experiment = config_option,
     seed: int = seed_option,
     resources: Resources = with_resources("bad_data", beside=True),
-) -> None:
+) -> str:
     """Estimate an n-gram with modified Kneser-Ney smoothing.
 
     In: TEXT, transcripts in Kaldi's format; section `phone_lm` of the configuration says where silence stands among phones.
     Out: OUT, an ARPA file: of words for `fsachain decode --arpa`, of either for `fsachain arpa-lm`.
     Example: fsachain estimate-arpa train/text grammar.arpa --lang lang --units words --order 3
     """
-    usable = _usable(read_transcripts(text, resources), lang.lexicon, out, resources)
+    usable = _usable(text, lang.lexicon, out, resources)
     vocabulary: Sequence[str] = lang.spoken_words
     if units == "phones":
         vocabulary = tuple(lang.lexicon.phones)
         drawn = _drawn_phones(lang, usable, experiment.phone_lm, seed)
         usable = [[vocabulary[phone - 1] for phone in phones] for phones in drawn]
     make_grammar(usable, vocabulary, out, order)
-    click.echo(f"{order}-gram of {units} -> {out}")
+    return f"{order}-gram of {units}"
 
 
 def make_grammar(
@@ -423,7 +372,7 @@ def make_grammar(
 
 
 @command(arpa=FILE, out=OUT)
-def arpa_lm(arpa: Path, out: Path, lang: Lang = lang_option, units: str = units_option) -> None:
+def arpa_lm(arpa: Path, out: Path, lang: Lang = lang_option, units: str = units_option) -> str:
     """Turn an ARPA file into a language model for a denominator.
 
     In: ARPA, an n-gram over words or phones, such as lmplz, SRILM or `fsachain estimate-arpa` make. Each history gets an arc
@@ -436,4 +385,4 @@ def arpa_lm(arpa: Path, out: Path, lang: Lang = lang_option, units: str = units_
             fsa = grammar.ngram_acceptor(arpa, lang.lexicon.phones)
         else:
             fsa = _spelled_out(grammar.ngram_acceptor(arpa, lang.lexicon.words), lang)
-    click.echo(f"{write_phone_lm(out, fsa, lang.lexicon.phones)} -> {out}")
+    return write_phone_lm(out, fsa, lang.lexicon.phones)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, reduce, wraps
 from inspect import signature
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -45,6 +45,7 @@ class Read(click.Path):
 Command = Callable[..., Any]
 Option = Callable[..., Any]  # a decorator of commands, or the default of the parameter that it fills
 Item = TypeVar("Item")
+Work = TypeVar("Work", bound=Callable[..., Any])
 
 
 def option(kind: Any, help: str, *names: str, **settings: Any) -> Any:
@@ -58,6 +59,7 @@ def option(kind: Any, help: str, *names: str, **settings: Any) -> Any:
         given = names or (f"--{parameter.replace('_', '-')}",)
         return click.option(*given, *({parameter} - {"", *given}), help=help, **settings)(function)
 
+    declare.default = settings.get("default", False if kind is bool else None)  # type: ignore[attr-defined]
     return declare
 
 
@@ -68,51 +70,65 @@ def together(*options: Option) -> Any:
         rest = reduce(lambda found, option: option(found), reversed(options[1:]), function)
         return options[0](rest, parameter)
 
+    declare.default = None  # type: ignore[attr-defined]
     return declare
 
 
-def command(group: click.Group | None = None, name: str | None = None, /, **kinds: Any) -> Option:
+def command(
+    group: click.Group | None = None, name: str | None = None, /, **kinds: Any
+) -> Callable[[Work], Work]:
     """A command with these arguments, in order: the type of each, or what `click.argument` takes.
 
-    The names are those of the function; its parameters with defaults are options. In its help "Out:" and "Example:" begin
-    paragraphs; lines of the latter stay whole.
+    The names are those of the function; its parameters with an option as their default are options, others are for Python
+    alone. What it returns is printed with "-> OUT" behind it. In its help "Out:" and "Example:" begin paragraphs; lines of
+    the latter stay whole. The function itself stays one for Python, with the defaults of its options; `as_command` has the
+    command.
     """
 
-    def decorate(work: Command) -> click.Command:
-        function = _with_options_named(work)
-        others = function.__dict__.pop("__click_params__", [])
-        for parameter in list(signature(work).parameters.values())[::-1]:
-            if parameter.default is not parameter.empty:
-                function = parameter.default(function, parameter.name)
+    def decorate(work: Work) -> Work:
+        defaults = {one.name: one.default for one in signature(work).parameters.values()}
+        options = {name: default for name, default in defaults.items() if hasattr(default, "default")}
+
+        @wraps(work)
+        def run(**given: Any) -> None:
+            try:
+                found = work(**given)
+            except FsachainError as error:
+                error.args = (_with_options_named(str(error)), *error.args[1:])
+                raise
+            if found is not None:
+                click.echo(f"{found} -> {given['out']}")
+
+        others = run.__dict__.pop("__click_params__", [])
+        function: Command = run
+        for parameter in reversed(options):
+            function = options[parameter](function, parameter)
         function.__click_params__ = [*getattr(function, "__click_params__", []), *others]  # type: ignore[attr-defined]
         for argument, kind in reversed(kinds.items()):
             settings = kind if isinstance(kind, dict) else {"type": kind}
             function = click.argument(argument, **settings)(function)
         text = (function.__doc__ or "").replace("\n    Out:", "\n\n    Out:")
         function.__doc__ = text.replace("\n    Example:", "\n\n    \b\n    Example:")
-        return (click if group is None else group).command(name)(function)
+
+        @wraps(work)
+        def call(*given: Any, **named: Any) -> Any:
+            left = {name: one.default for name, one in options.items()}
+            return work(**left | dict(zip(defaults, given, strict=False)) | named)
+
+        call.as_command = (click if group is None else group).command(name)(function)  # type: ignore[attr-defined]
+        return cast(Work, call)
 
     return decorate
 
 
-def _with_options_named(function: Command) -> Command:
-    """Errors that name an argument of Python name the option of the command that gave it."""
-
-    @wraps(function)
-    def run(*given: Any, **named: Any) -> Any:
-        try:
-            return function(*given, **named)
-        except FsachainError as error:
-            text = str(error)
-            for one in click.get_current_context().command.params:
-                if isinstance(one, click.Option) and one.name:
-                    text = re.sub(rf"(?<![\w.'-]){one.name} = ", f"{one.opts[0]} ", text)
-                    if "_" in one.name:
-                        text = re.sub(rf"(?<![\w.'-]){one.name}\b", one.opts[0], text)
-            error.args = (text, *error.args[1:])
-            raise
-
-    return run
+def _with_options_named(text: str) -> str:
+    """Of an error: arguments of Python become the options of the command that gave them."""
+    for one in click.get_current_context().command.params:
+        if isinstance(one, click.Option) and one.name:
+            text = re.sub(rf"(?<![\w.'-]){one.name} = ", f"{one.opts[0]} ", text)
+            if "_" in one.name:
+                text = re.sub(rf"(?<![\w.'-]){one.name}\b", one.opts[0], text)
+    return text
 
 
 def many(kind: click.ParamType | type) -> dict[str, Any]:

@@ -28,20 +28,25 @@ from fsachain.report.page import write_report
 from fsachain.train.config import flat
 
 REPORT = "report.html"
+POLL_SECONDS = 5.0
 NUMBER = click.IntRange(min=0)
 EVENT_FILE = "events.out.tfevents."  # begins the names of TensorBoard's files
 
 
-@command(exp=FOLDER, out={"type": OUT, "required": False})
+def _beside_exp(context: click.Context, _: click.Parameter, out: Path | None) -> Path:
+    return out or context.params["exp"] / REPORT
+
+
+@command(exp=FOLDER, out={"type": OUT, "required": False, "callback": _beside_exp})
 def report(
     exp: Path,
-    out: Path | None,
+    out: Path,
     base: Path | None = option(FOLDER, "Folder with data, lang and graphs, if not EXP or its first pass."),
     test: Path | None = option(DATA, "Data directory that was decoded.  [default: data/test or test]"),
     utterances: int = option(NUMBER, "Of the worst and of the best, each.", default=10),
     pictured: int = option(NUMBER, "Of these, with spectrogram and lattice.", default=3),
     allow_commands: bool = commands_option,
-) -> None:
+) -> str:
     """Show an experiment as one HTML file that needs no network.
 
     In: EXP, the folder of a recipe, or one with model, lang, graphs, decoded, aligned and test as in docs/training.md. It
@@ -49,16 +54,13 @@ def report(
     Out: OUT, by default EXP/report.html.
     Example: fsachain report . report.html
     """
-    shown = {"num_utterances": utterances, "num_pictured": pictured, "allow_commands": allow_commands}
-    click.echo(f"report -> {make_report(exp, out, base=base, test=test, **shown)}")
-
-
-def make_report(
-    exp: Path, out: Path | None = None, *, base: Path | None = None, test: Path | None = None, **shown: Any
-) -> Path:
-    """Writes `out`, by default report.html in `exp`; `base` and `test` as for `Layout.find`, others for `write_report`."""
     layout = Layout.find(exp, base=base, test=test)
-    target, model = out or exp / REPORT, layout.model / FINAL_MODEL
+    model = layout.model / FINAL_MODEL
+    shown: dict[str, Any] = {
+        "num_utterances": utterances,
+        "num_pictured": pictured,
+        "allow_commands": allow_commands,
+    }
 
     def look(utterances: Sequence[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
         return occupancies(layout, AcousticModel.load(model), utterances)
@@ -68,11 +70,11 @@ def make_report(
     gc.set_threshold(100_000, *thresholds[1:])
     try:
         with counter("report"):
-            write_report(layout, target, look if model.is_file() else None, **shown)
+            write_report(layout, out, look if model.is_file() else None, **shown)
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
-    return target
+    return "report"
 
 
 def occupancies(
@@ -104,24 +106,14 @@ def occupancies(
 
 
 @command(log=PATH, out=OUT)
-def tensorboard(log: Path, out: Path, follow: bool = option(bool, "Go on until the training ends.")) -> None:
+def tensorboard(log: Path, out: Path, follow: bool = option(bool, "Go on until the training ends.")) -> str:
     """Write a training's log as TensorBoard scalars.
 
     In: LOG, the train.jsonl that `fsachain train` writes, or its folder.
     Out: folder OUT with event files, for `tensorboard --logdir OUT`. Those of an earlier call are replaced.
     Example: fsachain tensorboard model scalars
     """
-    count = write_scalars(log, out, wait_seconds=5.0 if follow else None)
-    click.echo(f"{counted(count, 'epoch')} -> {out}")
-
-
-def write_scalars(log: Path, out: Path, *, wait_seconds: float | None = None) -> int:
-    """Write the epochs of a training as TensorBoard event files, replacing those in `out`; returns the number of epochs.
-
-    Tags are `train/objf`, `dev/objf`, `learning_rate` and so on: every number of an epoch's event, by its place. The
-    horizontal axis is the step (batches that moved the parameters), the time that of the event. The options of the training
-    are a text, escaped. `log` is train.jsonl or its folder. With `wait_seconds` the log is polled until the training ends.
-    """
+    # Every number of an epoch's event is a scalar of this place, such as dev/objf, over the steps that moved the parameters.
     writers = require("tensorboardX", extra="tensorboard")
     path = log / "train.jsonl" if log.is_dir() else log
     if not path.is_file():
@@ -129,7 +121,7 @@ def write_scalars(log: Path, out: Path, *, wait_seconds: float | None = None) ->
     _clear(out)
     epochs = 0
     with writers.SummaryWriter(str(out), flush_secs=1) as writer:
-        for event in _events(path, wait_seconds):
+        for event in _events(path, follow):
             at = number(event, "time") or 0.0
             if event.get("event") == "start":
                 told = json.dumps(event.get("config"), indent=2, ensure_ascii=False)
@@ -141,7 +133,7 @@ def write_scalars(log: Path, out: Path, *, wait_seconds: float | None = None) ->
                 writer.add_scalar(tag, value, step, walltime=at)
             writer.flush()
             epochs += 1
-    return epochs
+    return counted(epochs, "epoch")
 
 
 def _clear(out: Path) -> None:
@@ -154,16 +146,16 @@ def _clear(out: Path) -> None:
     out.mkdir(parents=True)
 
 
-def _events(path: Path, wait_seconds: float | None) -> Iterator[dict[str, Any]]:
-    """The events of the log; with `wait_seconds` also those to come, until the end of the training."""
+def _events(path: Path, follow: bool) -> Iterator[dict[str, Any]]:
+    """The events of the log; with `follow` also those to come, until the end of the training."""
     seen = 0
     while True:
         events = read_events(path).events
         yield from events[seen:]
         seen = max(seen, len(events))
-        if wait_seconds is None or (events and events[-1].get("event") == "end"):
+        if not follow or (events and events[-1].get("event") == "end"):
             return
-        time.sleep(wait_seconds)
+        time.sleep(POLL_SECONDS)
 
 
 def _scalars(event: dict[str, Any]) -> Iterator[tuple[str, float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -14,12 +14,14 @@ import click
 
 from fsachain.cli.options import RESOURCE_OPTIONS, Command, make_folder, together, track
 from fsachain.data.audio import Perturbation
+from fsachain.data.cuts import holds_cuts
 from fsachain.data.dataset import Example, load_usable
 from fsachain.data.features import FeatureConfig
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, told_left_out, write_faults
 from fsachain.data.workers import Workers
 from fsachain.decode.decoder import told_narrowed
+from fsachain.decode.wer import read_text
 from fsachain.errors import ConfigError, DataError, FsachainError, LeftOutError, counted, require
 from fsachain.progress import counter
 
@@ -64,6 +66,17 @@ class Resources:
         data, faults = DataDir.check(path, allow_commands=self.allow_commands)
         self.leave_out(faults, len(data), str(path))
         return data
+
+    def transcripts(self, path: Path) -> Mapping[str, Sequence[str]]:
+        """What is said, by utterance, from a file in Kaldi's format (utterance word ...) or a data set.
+
+        Utterances of the data set with a fault are left out. No recording is touched, so no command of wav.scp runs.
+        """
+        if not (path.is_dir() or holds_cuts(path)):
+            return read_text(path)
+        data, faults = DataDir.check(path, allow_commands=True)
+        self.leave_out(faults, len(data), str(path))
+        return data.transcripts
 
     def load(
         self, data: DataDir, config: FeatureConfig, copies: Sequence[Perturbation] = (Perturbation(),)
@@ -124,18 +137,17 @@ class Resources:
             click.echo(f"{what}: {told_narrowed(narrowed)}")
 
     def collect(
-        self, make: Callable[[Item], Result], items: Sequence[tuple[str, Item]], what: str
+        self, make: Callable[[str, Item], Result], items: Sequence[tuple[str, Item]], what: str
     ) -> tuple[dict[str, Result], list[Fault]]:
-        """make(item) for each pair (name, item), in order, by `jobs` processes or the executor, with a bar.
+        """make(name, item) for each of the items, in order, by `jobs` processes or the executor, with a bar.
 
         Gives the results by name, and a fault for each item that raised an `FsachainError`. `make` can be
         pickled, unless one job does everything.
         """
         found: dict[str, Result] = {}
         refused: list[Fault] = []
-        names = [name for name, _ in items]
-        results = self._results(partial(_attempt, make), [item for _, item in items])
-        for name, (result, refusal) in zip(track(names, what), results, strict=True):
+        results = self._results(partial(_attempt, make), list(items))
+        for (name, _), (result, refusal) in zip(track(items, what), results, strict=True):
             if refusal is None:
                 found[name] = result
             else:
@@ -162,12 +174,12 @@ def end_without(faults: Sequence[Fault], path: Path) -> None:
         raise LeftOutError(f"done, but {counted(len(faults), 'utterance')} left out; all are in {path}")
 
 
-def _attempt(make: Callable[[Any], Any], items: list[Any]) -> list[tuple[Any, str | None]]:
+def _attempt(make: Callable[..., Any], items: list[tuple[str, Any]]) -> list[tuple[Any, str | None]]:
     """For each item what is made of it, or why nothing is."""
     found: list[tuple[Any, str | None]] = []
-    for item in items:
+    for name, item in items:
         try:
-            found.append((make(item), None))
+            found.append((make(name, item), None))
         except FsachainError as error:
             found.append((None, str(error)))
     return found
@@ -177,9 +189,10 @@ def with_resources(*names: str, beside: bool = False, files: tuple[str, ...] = (
     """The default of a command's parameter `resources`: gives it the options of these names, and what they say.
 
     Names are "scheduler", "cache", "workers", "jobs", "bad_data" and "commands", in the order of `--help`. With "bad_data"
-    the data sets `data` and `dev` come read, the faults are printed at the command's end and written to `faults.jsonl` in
-    the folder of its argument `out`, or beside that where it is a file (`beside`), and `LeftOutError` is raised. Of a
-    command without `out` they stand beside the first of the arguments `files` that is given, else in the working directory.
+    the data sets `data` and `dev` and the transcripts `text` come read, the faults are printed at the command's end and
+    written to `faults.jsonl` in the folder of its argument `out`, or beside that where it is a file (`beside`), and
+    `LeftOutError` is raised. Of a command without `out` they stand beside the first of the arguments `files` that is given,
+    else in the working directory.
     """
 
     def declare(command: Command, parameter: str = "") -> Any:
@@ -196,13 +209,15 @@ def with_resources(*names: str, beside: bool = False, files: tuple[str, ...] = (
                 is_file = beside or files
                 faults = out.with_name(f"{out.stem}.{FAULTS_FILE}") if is_file else out / FAULTS_FILE
                 with resources.listing(faults):
-                    for name in ("dev", "data"):
+                    reads = {"dev": resources.read, "data": resources.read, "text": resources.transcripts}
+                    for name, read in reads.items():
                         if arguments.get(name) is not None:
-                            arguments[name] = resources.read(arguments[name])
+                            arguments[name] = read(arguments[name])
                     command(resources=resources, **arguments)
 
         return together(*(RESOURCE_OPTIONS[name] for name in names))(run)
 
+    declare.default = None  # type: ignore[attr-defined]
     return declare
 
 

@@ -37,11 +37,14 @@ from typing import Any
 
 import click
 
-from fsachain.cli.alignment import align_data, compare_times, learn_boundaries
+from fsachain.cli.alignment import align, compare_times, learn_boundaries
 from fsachain.cli.config import KEPT, Experiment, config_option
 from fsachain.cli.decoding import WEIGHTS, DecodingGraphs, decode_data, rescore_data, tune_data
-from fsachain.cli.graphs import load_normalization, make_denominator, make_numerators
-from fsachain.cli.lang import CONFIG, Lang, load_lang, make_grammar, make_lang, make_phone_lm
+from fsachain.cli.graphs import den_graph as make_denominator
+from fsachain.cli.graphs import load_normalization, make_numerators
+from fsachain.cli.lang import CONFIG, Lang, load_lang, make_grammar
+from fsachain.cli.lang import lang as make_lang
+from fsachain.cli.lang import phone_lm as make_phone_lm
 from fsachain.cli.model import (
     FINAL_MODEL,
     WORD_NETWORK,
@@ -61,9 +64,9 @@ from fsachain.cli.options import (
     option,
 )
 from fsachain.cli.record import open_log, record_run, recorded_stage
-from fsachain.cli.report import REPORT, make_report
+from fsachain.cli.report import REPORT, report
 from fsachain.cli.resources import FAULTS_FILE, Resources
-from fsachain.cli.supervision import make_supervision
+from fsachain.cli.supervision import supervise
 from fsachain.cli.training import train_model
 from fsachain.cli.training_data import TrainingSet, read_training_set
 from fsachain.data.audio import Perturbation
@@ -153,7 +156,7 @@ class Run:
 def _lang(run: Run) -> None:
     said = run.data("train").transcripts
     lexicon, out, seed = run.inputs["lexicon"], run.exp / "lang", run.config.train.seed
-    print(make_lang(lexicon, out, run.config, transcripts=said, seed=seed, resources=run.resources))
+    print(make_lang(lexicon, out, said, run.config, seed, run.resources))
 
 
 def _features(run: Run) -> None:
@@ -173,8 +176,8 @@ def _features(run: Run) -> None:
 def _graphs(run: Run) -> None:
     lang, graphs, config = run.lang, run.exp / "graphs", run.config
     train, phone_lm, seed = run.data("train"), graphs / "phone_lm.fst", config.train.seed
-    print(make_phone_lm(lang, train.transcripts, phone_lm, config.phone_lm, seed, run.resources))
-    print(make_denominator(lang, phone_lm, graphs))
+    print(make_phone_lm(train.transcripts, phone_lm, lang, config, seed, run.resources))
+    print(make_denominator(phone_lm, graphs, lang))
     normalization = load_normalization(lang, graphs)
     for split, data, forgive, patterns in (
         ("train", train, config.forgive.forgiveness(), run.inputs.get("patterns")),
@@ -207,7 +210,7 @@ def _align_train(run: Run) -> None:
     normalization = load_normalization(lang, run.base / "graphs")
     model, data, out = run.model(run.base), run.data("train"), run.exp / "align-train"
     # Supervision has tolerances wider than what boundaries would be moved by.
-    print(align_data(model, lang, data, out, run.resources, normalization=normalization, coarse=True))
+    print(align(model, data, out, lang, normalization, coarse=True, resources=run.resources))
 
 
 def _supervise(run: Run) -> None:
@@ -215,7 +218,7 @@ def _supervise(run: Run) -> None:
     normalization = load_normalization(lang, run.base / "graphs")
     alignment, out = run.exp / "align-train" / "phones.ctm", run.exp / CHUNKS
     data = run.data("train")
-    print(make_supervision(run.config, lang, data, alignment, out, normalization, run.resources))
+    print(supervise(data, alignment, out, lang, normalization, run.config, run.resources))
 
 
 def _decode(run: Run) -> None:
@@ -255,7 +258,7 @@ def _tuned(run: Run) -> dict[str, Any]:
 def _align(run: Run) -> None:
     out, model = run.exp / "align", run.model(run.exp)
     learn_boundaries(model, run.lang, run.data("train"), run.resources)
-    print(align_data(model, run.lang, run.data("test"), out, run.resources))
+    print(align(model, run.data("test"), out, run.lang, resources=run.resources))
     for line in _times(run):
         print(line)
 
@@ -284,8 +287,9 @@ def _report(run: Run) -> None:
         f"graphs       {run.base / 'graphs'}",
         f"hypotheses   {decoded / 'hyp.txt'}",
         f"alignments   {run.exp / 'align'}",
-        f"report       {make_report(run.exp, base=run.base)}",
+        f"report       {run.exp / REPORT}",
     ]
+    report(run.exp, run.exp / REPORT, run.base)
     lines[2:2] = _times(run)
     if run.rescores:
         rescored = (run.exp / "rescore" / "wer.txt").read_text().splitlines()[0]

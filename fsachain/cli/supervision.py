@@ -13,10 +13,10 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.cli.config import Experiment, SupervisionConfig, config_option
+from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import normalization_option
 from fsachain.cli.lang import Lang, lang_option
-from fsachain.cli.options import COUNT, DATA, FILE, OUT, command, make_folder, many, option, track
+from fsachain.cli.options import COUNT, DATA, FILE, OUT, command, make_folder, option, track
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
@@ -40,8 +40,6 @@ from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import CompactLattice, phone_lattice, read_lattice
 from fsachain.kaldi.model import TransitionModel, read_transition_model
 
-DEFAULT_LM_SCALE = 0.5
-
 
 class Copy(NamedTuple):
     """A copy of an utterance; `num_frames` are those of the input."""
@@ -54,10 +52,9 @@ class Copy(NamedTuple):
 class Supervising(NamedTuple):
     """How supervision becomes chunks of output frames; `times` are the options of `build_supervision`."""
 
-    options: SupervisionConfig
+    experiment: Experiment
     lang: Lang
     normalization: Fsa
-    frame_shift: float
     times: dict[str, int]
 
     @classmethod
@@ -69,7 +66,7 @@ class Supervising(NamedTuple):
             "subsampling": network.subsampling,
             "time_offset": network.time_offset,
         }
-        return cls(options, lang, normalization, experiment.features.frame_shift_ms / 1000.0, times)
+        return cls(experiment, lang, normalization, times)
 
     def last_end(self, copy: Copy) -> int:
         """How far times may lie behind the end of a copy.
@@ -82,10 +79,10 @@ class Supervising(NamedTuple):
     def cut(self, copies: Sequence[Supervision]) -> list[list[Chunk]]:
         """As many chunks for each copy as the longest needs, so that the k-th ones hold the same words."""
         lengths = [supervision.num_frames for supervision in copies]
-        width, overlap = max(lengths), 0
-        if self.options.chunk_frames is not None:
-            width = -(-self.options.chunk_frames // self.times["subsampling"])
-            overlap = -(-self.options.overlap_frames // self.times["subsampling"])
+        options, width, overlap = self.experiment.supervision, max(lengths), 0
+        if options.chunk_frames is not None:
+            width = -(-options.chunk_frames // self.times["subsampling"])
+            overlap = -(-options.overlap_frames // self.times["subsampling"])
         count = max(num_chunks(length, width, min(overlap, width - 1)) for length in lengths)
         return [
             make_chunks(one, chunk_windows(one.num_frames, width, count), normalization=self.normalization)
@@ -95,21 +92,21 @@ class Supervising(NamedTuple):
 
 def _write(
     out: Path,
-    lang: Lang,
-    experiment: Experiment,
+    how: Supervising,
     data: DataDir,
     spoken: Mapping[str, Any],
-    make: Callable[[tuple[Any, tuple[Copy, ...]]], list[list[Chunk]]],
+    make: Callable[..., list[list[Chunk]]],
     where: str,
     resources: Resources,
 ) -> str:
     """Make the chunks of all utterances and write them to one npz file; returns a summary.
 
-    Every copy of section `perturbation` gets chunks of its own. An utterance of which one copy has no supervision is left
-    out with all of them. `spoken` is what is known of each utterance, an alignment or a lattice, and `where` the file it is
-    from; utterances without are left out and named. `make` goes from (spoken, copies) of an utterance to the chunks of each
-    copy.
+    Every copy of section `perturbation` gets chunks of its own, at speed s with the times of the original divided by s. An
+    utterance of which one copy has no supervision is left out with all of them. `spoken` is what is known of each utterance,
+    an alignment or a lattice, and `where` the file it is from; utterances without are left out and named.
+    `make(how, utterance, (spoken, copies))` gives the chunks of each copy.
     """
+    experiment, lang = how.experiment, how.lang
     wanted = experiment.perturbation.copies(experiment.train.seed)
     data, variants = resources.load(data, experiment.features, wanted)
     items, faults = [], []
@@ -122,7 +119,7 @@ def _write(
             items.append((name, (spoken[name], copies)))
         else:
             faults.append(utterance.unusable("no alignment", f": is not in the alignment {where}").fault)
-    chunks, refused = resources.collect(make, items, "supervision")
+    chunks, refused = resources.collect(partial(make, how), items, "supervision")
     faults += refused
     resources.leave_out(faults, len(chunks), f"{out}: chunks")
     make_folder(out.parent)
@@ -138,11 +135,15 @@ normalizing_option = normalization_option("", required=True)
 
 
 @command(data=DATA, alignment=FILE, out=OUT)
-@lang_option
-@normalizing_option
-@config_option
-@with_resources("cache", "workers", "jobs", "bad_data", "commands", beside=True)
-def supervise(out: Path, **options: Any) -> None:
+def supervise(
+    data: DataDir,
+    alignment: Path,
+    out: Path,
+    lang: Lang = lang_option,
+    normalization: Fsa = normalizing_option,
+    experiment: Experiment = config_option,
+    resources: Resources = with_resources("cache", "workers", "jobs", "bad_data", "commands", beside=True),
+) -> str:
     """Make numerators whose times come from an alignment, in chunks: for a second training.
 
     In: DATA, a Kaldi data directory, and ALIGNMENT, the phones.ctm that `fsachain align --den` wrote for it (or
@@ -152,37 +153,18 @@ def supervise(out: Path, **options: Any) -> None:
     Out: OUT, one npz file, which `fsachain train` takes in place of numerators.
     Example: fsachain supervise train aligned/phones.ctm graphs/chunks.npz --lang lang --den graphs
     """
-    click.echo(f"{make_supervision(out=out, **options)} -> {out}")
-
-
-def make_supervision(
-    experiment: Experiment,
-    lang: Lang,
-    data: DataDir,
-    alignment: Path,
-    out: Path,
-    normalization: Fsa,
-    resources: Resources,
-) -> str:
-    """Cut aligned utterances into chunks with numerators, write them to one npz file, and return a summary.
-
-    A copy at speed s takes the times of the original divided by s. `alignment` is phones.ctm of `fsachain align`, or another
-    CTM of phones; utterances that it lacks are left out and named. `normalization` is that of the denominator.
-    """
-    experiment = experiment.fitted(data)
-    make = partial(_chunks_of_alignment, Supervising.of(experiment, lang, normalization))
-    return _write(
-        out, lang, experiment, data, by_utterance(read_ctm(alignment)), make, str(alignment), resources
-    )
+    how = Supervising.of(experiment.fitted(data), lang, normalization)
+    spoken = by_utterance(read_ctm(alignment))
+    return _write(out, how, data, spoken, _chunks_of_alignment, str(alignment), resources)
 
 
 def _chunks_of_alignment(
-    how: Supervising, item: tuple[Sequence[CtmEntry], tuple[Copy, ...]]
+    how: Supervising, _: str, item: tuple[Sequence[CtmEntry], tuple[Copy, ...]]
 ) -> list[list[Chunk]]:
     entries, copies = item
-    found = []
+    found, shift = [], how.experiment.features.frame_shift_ms / 1000.0
     for copy in copies:
-        phones = aligned_phones(entries, how.lang.lexicon.phones, how.frame_shift * copy.speed)
+        phones = aligned_phones(entries, how.lang.lexicon.phones, shift * copy.speed)
         if phones and phones[-1].end <= how.last_end(copy):
             last = copy.num_frames
             phones = [AlignedPhone(p.phone, min(p.start, last - 1), min(p.end, last)) for p in phones]
@@ -190,7 +172,6 @@ def _chunks_of_alignment(
     return how.cut(found)
 
 
-@command(None, "supervise", data=DATA, model=FILE, out=OUT, lattices=many(str))
 def supervise_by_lattices(
     data: DataDir,
     model: Path,
@@ -208,7 +189,7 @@ def supervise_by_lattices(
     ),
     experiment: Experiment = config_option,
     resources: Resources = with_resources("cache", "workers", "jobs", "bad_data", "commands", beside=True),
-) -> None:
+) -> str:
     """Make numerators of lattices, for audio without transcripts.
 
     In: DATA, a Kaldi data directory, whose text may hold names alone; MODEL, the 0.trans_mdl or final.mdl that decoded;
@@ -223,11 +204,10 @@ def supervise_by_lattices(
             "need whole utterances (supervision.chunk_frames: null)"
         )
     transitions = read_transition_model(model)
-    experiment = experiment.fitted(data)
-    how = Supervising.of(experiment, lang, normalization)
-    scale = DEFAULT_LM_SCALE if lm_scale is None else lm_scale
+    how = Supervising.of(experiment.fitted(data), lang, normalization)
+    scale = 0.5 if lm_scale is None else lm_scale
     options = {"model": transitions, "lm_scale": scale, "subsampling": lattice_subsampling}
-    make = partial(_chunks_of_lattice, how, _phone_ids(lang, transitions, phones), options)
+    make = partial(_chunks_of_lattice, phone_ids=_phone_ids(lang, transitions, phones), options=options)
     wanted = {utterance.id for utterance in data}
     found: dict[str, CompactLattice] = {}
     for table in lattices:
@@ -236,7 +216,7 @@ def supervise_by_lattices(
                 raise DataError(f"{table}: the lattice of {name!r} is in another table too")
             if name in wanted:
                 found[name] = lattice
-    click.echo(f"{_write(out, lang, experiment, data, found, make, ', '.join(lattices), resources)} -> {out}")
+    return _write(out, how, data, found, make, ", ".join(lattices), resources)
 
 
 def _phone_ids(lang: Lang, model: TransitionModel, phones: Path | None) -> npt.NDArray[np.int32]:
@@ -256,9 +236,11 @@ def _phone_ids(lang: Lang, model: TransitionModel, phones: Path | None) -> npt.N
 
 def _chunks_of_lattice(
     how: Supervising,
+    _: str,
+    item: tuple[CompactLattice, tuple[Copy, ...]],
+    *,
     phone_ids: npt.NDArray[np.int32],
     options: dict[str, Any],
-    item: tuple[CompactLattice, tuple[Copy, ...]],
 ) -> list[list[Chunk]]:
     """Chunks of the set of paths that the tolerances allow; whole utterances keep the weights of the lattice."""
     lattice, copies = item
@@ -272,7 +254,7 @@ def _chunks_of_lattice(
         if spans[:, 1].max() <= how.last_end(copy):
             spans = np.minimum(spans, [copy.num_frames - 1, copy.num_frames])
         own = replace(found, spans=spans, name=copy.id)
-        if how.options.chunk_frames is not None:
+        if how.experiment.supervision.chunk_frames is not None:
             supervisions.append(own.supervision(copy.num_frames, how.lang.tree, **how.times))
             continue
         fsa = own.numerator(copy.num_frames, how.lang.tree, normalization=how.normalization, **how.times)
@@ -291,7 +273,7 @@ def tie_tree(
     min_frames: float = option(float, "Of each side of a split.", default=100.0),
     experiment: Experiment = config_option,
     resources: Resources = with_resources("cache", "workers", "bad_data", "commands"),
-) -> None:
+) -> str:
     """Tie the left biphones of a language by the aligned frames of an end-to-end model.
 
     In: DATA, a Kaldi data directory, and ALIGNMENT, the phones.ctm that `fsachain align` wrote for it; the sections
@@ -327,9 +309,7 @@ def tie_tree(
     )
     made = replace(lang, tree=tree)
     made.save(out)
-    click.echo(
-        f"{made}, tied from {num_frames} output frames of {counted(len(aligned), 'utterance')} -> {out}"
-    )
+    return f"{made}, tied from {num_frames} output frames of {counted(len(aligned), 'utterance')}"
 
 
 def _output_spans(phones: list[AlignedPhone], subsampling: int, num_frames: int) -> list[AlignedPhone]:

@@ -11,7 +11,7 @@ import soundfile
 import tolerances
 from cli_fixtures import run_command
 
-from fsachain.cli.alignment import align_data
+from fsachain.cli.alignment import align
 from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
 from fsachain.cli.resources import Resources
@@ -79,7 +79,8 @@ def test_delaying_the_audio_by_100_ms_delays_the_words_by_as_much(exp, tmp_path)
     for name in ("text", "utt2spk"):
         (tmp_path / name).write_text((exp / "data" / "test" / name).read_text())
     model = AcousticModel.load(exp / "model" / "model.safetensors")
-    align_data(model, load_lang(exp / "lang"), DataDir.read(tmp_path), tmp_path / "align", Resources())
+    data, lang = DataDir.read(tmp_path), load_lang(exp / "lang")
+    align(model, data, tmp_path / "align", lang, resources=Resources())
     before, after = (read_ctm(folder / "align" / "words.ctm") for folder in (exp, tmp_path))
     shifts = [
         1000 * (late[0] - early[0])
