@@ -35,7 +35,7 @@ _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems tha
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A binary file to write, which takes the name `path` when the block ends without an error.
+    """A binary file to write, which takes the name `path` when the block ends without an error; its folder is made.
 
     Readers see the old file or all of the new one, and so does whoever comes after a kill or a power cut: the
     data reach the disk before the name is given, the name before the block is left. After an error the old file
@@ -46,6 +46,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     partial = target.with_name(f".{target.name[:_LONGEST_NAME]}{mark}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
             yield file
             file.flush()

@@ -414,9 +414,10 @@ def read_transducer(path: str | os.PathLike[str]) -> Transducer:
 
 
 def write_fst(fst: Any, path: str | os.PathLike[str]) -> None:
-    """Write a pywrapfst FST in OpenFst binary form; errors are a GraphError."""
+    """Write a pywrapfst FST in OpenFst binary form, in a folder that is made if need be; errors are a GraphError."""
     pywrapfst = require("pywrapfst", extra="graph")
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         fst.write(os.fspath(path))
     except (pywrapfst.FstError, OSError) as error:
         raise GraphError(f"{os.fspath(path)}: cannot be written ({error})") from error

@@ -18,7 +18,7 @@ from fsachain.cli.decoding import network_outputs
 from fsachain.cli.graphs import build_numerators, normalization_option
 from fsachain.cli.lang import Lang, load_lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, lang_of, model_lang_option, normalise_set
-from fsachain.cli.options import DATA, FILE, OUT, coarse_option, command, fresh, make_folder, option
+from fsachain.cli.options import DATA, FILE, OUT, coarse_option, command, fresh, option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.use import stream_outputs, utterance_name, with_progress
 from fsachain.data.audio import Recording, Resampler, read_audio
@@ -269,7 +269,6 @@ def align(
     Example: fsachain align model/model.safetensors train aligned --lang lang --den graphs
     """
     # Without --den the graphs are the plain numerators: once the words are known, the phone language model has no say.
-    check_lang(model, lang)
     fresh(out, "words.ctm", "phones.ctm", BOUNDARIES)
     data, found, faults = _alignments(model, lang, data, resources, normalization)
     resources.leave_out(faults, len(found), f"{out}: alignments")
@@ -335,7 +334,7 @@ def boundaries_for(
         return None
     with counter("boundaries") as update:
         learned = BoundaryModel.fit(((sounds[name](), one) for name, one in heard.items()), rate, update)
-    learned.save(make_folder(out) / BOUNDARIES)
+    learned.save(out / BOUNDARIES)
     return learned
 
 
@@ -408,7 +407,6 @@ def align_long(
     """
     if not lookahead < window:
         raise click.UsageError(f"--lookahead {lookahead:g}: expected less than --window {window:g}")
-    check_lang(model, lang)
     fresh(out, "words.ctm", "phones.ctm", "fit.txt", BOUNDARIES)
     audio = Recording(recording, model.experiment.features.sample_rate)
     name, timing = utterance_name(recording), model.timing

@@ -26,7 +26,7 @@ import click
 from fsachain.cli.alignment import Aligner, refined, sounds_of
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_set
-from fsachain.cli.options import FILE, FOLDER, OUT, Read, coarse_option, command, make_folder, option
+from fsachain.cli.options import FILE, FOLDER, OUT, Read, coarse_option, command, option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.run import Run, perform
 from fsachain.data.audio import Recording, audio_identity
@@ -159,7 +159,7 @@ def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int,
                 recording = Recording(part.audio, sample_rate)
                 path, info = part.audio.resolve(), soundfile.info(part.audio)
                 if info.samplerate != sample_rate or info.channels != 1:
-                    path = make_folder(converted) / f"{textgrid_name(part.id).removesuffix('.TextGrid')}.flac"
+                    path = converted / f"{textgrid_name(part.id).removesuffix('.TextGrid')}.flac"
                     if not path.is_file() or path.stat().st_mtime <= part.audio.stat().st_mtime:
                         with (
                             replacing(path) as file,
@@ -176,7 +176,6 @@ def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int,
         lines["segments"].append(f"{part.id} {recordings[part.audio]} {part.start:g} {end:g}")
         lines["text"].append(" ".join([part.id, *words]))
         lines["utt2spk"].append(f"{part.id} {part.speaker}")
-    make_folder(out)
     for name, table in lines.items():
         write_text(out / name, "".join(f"{line}\n" for line in table))
     return faults
@@ -191,7 +190,6 @@ def train_on(
     """
     said = DataDir.read(data)
     dev = out / "dev"
-    make_folder(dev)
     shown = [one for n, one in enumerate(said) if n % DEV_SHARE == 0]
     names = {one.id for one in shown}
     for table in ("wav.scp", "segments", "text", "utt2spk"):

@@ -16,14 +16,7 @@ from numpy.typing import NDArray
 
 from fsachain.cli.graphs import any_phones, build_numerators, normalization_option
 from fsachain.cli.lang import Lang
-from fsachain.cli.model import (
-    TRAINED,
-    AcousticModel,
-    check_lang,
-    load_word_network,
-    model_lang_option,
-    normalise_set,
-)
+from fsachain.cli.model import TRAINED, AcousticModel, load_word_network, model_lang_option, normalise_set
 from fsachain.cli.options import (
     COUNT,
     DATA,
@@ -229,7 +222,6 @@ def decode(
     cannot be used, which are not scored.
     Example: fsachain decode model/model.safetensors test decoded --lang lang --arpa grammar.arpa --dev dev
     """
-    check_lang(model, lang)
     graphs, weights = DecodingGraphs.of(lang, **search)
     fresh(out, *TUNED, *SCORED)
     if dev is not None:
@@ -254,7 +246,6 @@ def tune_data(
     search there. With an executor features and searches are its work; the network runs here. `keep`: the lattices stay, as
     `out`/dev.
     """
-    check_lang(model, graphs.lang)
     fresh(out, *TUNED, *SCORED)
     graphs.tell_unknown(data, "development set")
     options = model.experiment.decoding
@@ -311,7 +302,6 @@ def decode_data(
     With `lattices`, one of `LATTICES`, also these, words.txt, words.ctm and weights.json, all of one search. Utterances that
     `resources` leaves out are not scored. With an executor features and searches are its work; the network runs here.
     """
-    check_lang(model, graphs.lang)
     fresh(out, *SCORED, *KEPT, *(f"lattices.{ending}" for _, ending in LATTICES.values()))
     graphs.tell_unknown(data, "transcripts")
     decoding = model.experiment.decoding
@@ -410,7 +400,6 @@ def rescore_data(
     `resources` leaves out are not scored. Prints the choice; writes tuning.txt, tuning.json, hyp.txt, wer.txt and wer.json
     to `out`.
     """
-    check_lang(model, graphs.lang)
     fresh(out, *TUNED, *SCORED)
     lexicon = graphs.lang.lexicon
     config, decoding = model.experiment.rescoring, model.experiment.decoding
@@ -523,7 +512,6 @@ def suspicious(
     utterances.txt (expected number of wrong words, share of the frames that the transcript lacks, utterance).
     Example: fsachain suspicious model/model.safetensors train suspicious --lang lang --den graphs
     """
-    check_lang(model, lang)
     fresh(out, "words.txt", "utterances.txt")
     data, outputs = network_outputs(model, data, resources)
     forgive = Forgiveness(substitution, insertion, deletion, "sum")
@@ -576,7 +564,6 @@ def mend(
     probability, for `fsachain run --patterns`; faults.jsonl if utterances cannot be used.
     Example: fsachain mend model/model.safetensors train mended --lang lang --arpa grammar.arpa --lm-weight 0.7
     """
-    check_lang(model, lang)
     for name in ("open_vocabulary", "unknown_word_penalty"):
         if search[name]:
             option_name = name.replace("_", "-")
@@ -636,7 +623,6 @@ def keyword(
     sought = tuple(words.split())
     if not sought:
         raise ConfigError("WORDS is empty: expected those of the keyword")
-    check_lang(model, lang)
     for word in sought:
         lang.lexicon.word_id(word)
     fresh(out, "scores.txt")

@@ -20,7 +20,6 @@ from fsachain.cli.options import (
     FOLDER,
     OUT,
     command,
-    make_folder,
     merge_option,
     option,
     phones_per_loop_option,
@@ -83,7 +82,7 @@ def den_graph(phone_lm: Path, out: Path, lang: Lang = lang_option, merge: Merge 
 def write_denominator(lang: Lang, fsa: Fsa, out: Path, merge: Merge) -> str:
     """Write den.fst, normalization.fst and the tree they were made with, tree.npz, to the folder `out`."""
     denominator = DenominatorGraph(fsa, lang.tree.num_pdfs)
-    lang.tree.save(make_folder(out) / TREE)
+    lang.tree.save(out / TREE)
     fsa.write(out / DENOMINATOR)
     denominator.normalization_fsa(merge).write(out / NORMALIZATION)
     sizes = (
@@ -203,7 +202,6 @@ def _write(
     forgive: Forgiveness | None = None,
 ) -> str:
     resources.leave_out(faults, len(numerators), f"{out}: numerators")
-    make_folder(out.parent)
     save_numerators(out, numerators, source, made_with(lang.lexicon, lang.tree, forgive))
     arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
     floored = told_floored(sum(numerator.floored for numerator in numerators.values()))

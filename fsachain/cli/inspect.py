@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from fsachain.cli.options import COUNT, FILE, OUT, PATH, Read, command, make_folder, option, seed_option
+from fsachain.cli.options import COUNT, FILE, OUT, PATH, Read, command, option, seed_option
 from fsachain.decode.wer import WerReport, read_text
 from fsachain.decode.wer import score as score_words
 from fsachain.errors import DataError, GraphError, but_for, counted
@@ -231,7 +231,7 @@ def dot(graph: Fsa) -> None:
 
 
 @command(graph=GRAPH, out=OUT)
-def determinize(graph: Fsa, out: Path, semiring: str = semiring_option) -> None:
+def determinize(graph: Fsa, out: Path, semiring: str = semiring_option) -> str:
     """Give each accepted sequence one path, with its score in the semiring.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs, acyclic or deterministic already.
@@ -239,12 +239,11 @@ def determinize(graph: Fsa, out: Path, semiring: str = semiring_option) -> None:
     Example: fsachain determinize minimal.fst determinate.fst --semiring log
     """
     with counter("determinize"):
-        found = algorithms.determinize(graph, semiring=semiring)
-    _write(found, out)
+        return _write(algorithms.determinize(graph, semiring=semiring), out)
 
 
 @command(graph=GRAPH, out=OUT)
-def minimize(graph: Fsa, out: Path, semiring: str = semiring_option) -> None:
+def minimize(graph: Fsa, out: Path, semiring: str = semiring_option) -> str:
     """Make a deterministic graph as small as it can be, weights pushed to the start in the semiring.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs.
@@ -252,11 +251,9 @@ def minimize(graph: Fsa, out: Path, semiring: str = semiring_option) -> None:
     Example: fsachain minimize graphs/den.fst minimal.fst --semiring log
     """
     with counter("minimize"):
-        found = algorithms.minimize(graph, semiring=semiring)
-    _write(found, out)
+        return _write(algorithms.minimize(graph, semiring=semiring), out)
 
 
-def _write(fsa: Fsa, out: Path) -> None:
-    make_folder(out.parent)
+def _write(fsa: Fsa, out: Path) -> str:
     fsa.write(out)
-    click.echo(f"{counted(fsa.num_states, 'state')}, {counted(fsa.num_arcs, 'arc')} -> {out}")
+    return f"{counted(fsa.num_states, 'state')}, {counted(fsa.num_arcs, 'arc')}"

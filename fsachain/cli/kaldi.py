@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
@@ -25,7 +25,6 @@ from fsachain.cli.options import (
     Commands,
     command,
     jobs_option,
-    make_folder,
     many,
     merge_option,
     option,
@@ -79,7 +78,7 @@ def import_lang(
     silence_prob: float = option(float, "At each such place.", default=0.5),
     oov: str | None = option(str, "Word that stands for all that the lexicon lacks."),
     config: Path | None = option(FILE, "YAML file of the experiment, for the commands that read OUT."),
-) -> None:
+) -> Lang:
     """Take over phones, tree and topology of a Kaldi model.
 
     In: LEXICON, lexicon.txt or lexiconp.txt, and MODEL_DIR with tree, 0.trans_mdl or final.mdl, and phones.txt.
@@ -97,11 +96,11 @@ def import_lang(
     experiment = None if config is None else Experiment.read(config)
     lang = Lang(words, read_context_tree(model_dir / "tree", models[0], phones), experiment)
     lang.save(out)
-    click.echo(f"{lang} -> {out}")
+    return lang
 
 
 @command(kaldi, "den", den=FILE, out=OUT)
-def import_den(den: Path, out: Path, lang: Lang = lang_option, merge: Merge = merge_option) -> None:
+def import_den(den: Path, out: Path, lang: Lang = lang_option, merge: Merge = merge_option) -> str:
     """Take over a denominator graph.
 
     In: DEN, den.fst of a Kaldi model.
@@ -109,14 +108,14 @@ def import_den(den: Path, out: Path, lang: Lang = lang_option, merge: Merge = me
     Example: fsachain kaldi den exp/chain/den.fst graphs --lang lang
     """
     # The normalization is computed, not read.
-    click.echo(f"{write_denominator(lang, Fsa.read(den), out, merge)} -> {out}")
+    return write_denominator(lang, Fsa.read(den), out, merge)
 
 
 @command(kaldi, "phone-lm", phones=str, out=OUT)
 @option(click.IntRange(min=2), "As in Kaldi.", "--ngram-order", default=4)
 @option(click.IntRange(min=0), "As in Kaldi.", "--num-extra-lm-states", default=1000)
 @option(COUNT, "As in Kaldi.", "--no-prune-ngram-order", default=3)
-def phone_lm(phones: str, out: Path, **options: int) -> None:
+def phone_lm(phones: str, out: Path, **options: int) -> str:
     """Estimate a phone language model as chain-est-phone-lm does, arc for arc.
 
     In: PHONES, an archive of phone ids by utterance, such as ali-to-phones writes.
@@ -128,7 +127,7 @@ def phone_lm(phones: str, out: Path, **options: int) -> None:
         raise DataError(f"{phones}: no sequence of phones")
     with counter("phone language model"):
         fsa = estimate_phone_lm(sequences, **options)
-    click.echo(f"{write_phone_lm(out, fsa, ())} -> {out}")
+    return write_phone_lm(out, fsa, ())
 
 
 @command(kaldi, None, model=FILE, phones=FILE, out=OUT, alignments=many(str))
@@ -142,7 +141,7 @@ def ctm(
         "Seconds for each frame of the alignments: 0.03 for chain models that see one frame in three.",
         default=0.01,
     ),
-) -> None:
+) -> str:
     """Write the phones of alignments with their times.
 
     In: MODEL, the 0.trans_mdl or final.mdl of the alignments; PHONES, its phones.txt; ALIGNMENTS, ali.*.gz.
@@ -170,11 +169,11 @@ def ctm(
                 for phone, first, end in spans
             ]
     write_ctm(out, entries)
-    click.echo(f"{counted(len(seen), 'utterance')} -> {out}")
+    return counted(len(seen), "utterance")
 
 
 @command(kaldi, None, out=OUT, examples=many(str))
-def egs(out: Path, examples: tuple[str, ...]) -> None:
+def egs(out: Path, examples: tuple[str, ...]) -> str:
     """Take over chain examples, end-to-end or made from alignments, merged or not.
 
     In: EXAMPLES, cegs.*.ark.
@@ -211,18 +210,16 @@ def egs(out: Path, examples: tuple[str, ...]) -> None:
             speakers += found.speaker_vector is not None
     if not features:
         raise DataError(f"{', '.join(examples)}: no example")
-    data = make_folder((out / "data").resolve())
+    data = (out / "data").resolve()
     values.write_matrices(data / "feats.ark", features)
     (data / "text").write_text("".join(f"{name}\n" for name in features), encoding="utf-8")
     save_chunks(out / "chunks.npz", chunks)
     width, num_pdfs, subsampling = kinds.pop()
-    sizes = f"{width} features and {counted(num_pdfs, 'pdf')}"
-    text = (
-        f"{counted(len(features), 'example')} of {sizes}, an output for every {counted(subsampling, 'frame')}"
+    left_out = f"; {speakers} speaker vectors left out, our networks take none" if speakers else ""
+    return (
+        f"{counted(len(features), 'example')} of {width} features and {counted(num_pdfs, 'pdf')}, an output for every "
+        f"{counted(subsampling, 'frame')}{left_out}"
     )
-    if speakers:
-        text += f"; {speakers} speaker vectors left out, our networks take none"
-    click.echo(f"{text} -> {out}")
 
 
 @command(kaldi, None, model=TRAINED, data=DATA, out=OUT)
@@ -231,7 +228,7 @@ def outputs(
     data: DataDir,
     out: Path,
     resources: Resources = with_resources("cache", "workers", "bad_data", "commands", beside=True),
-) -> None:
+) -> str:
     """Write network outputs for Kaldi's own decoders, such as latgen-faster-mapped.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory.
@@ -239,8 +236,7 @@ def outputs(
     Example: fsachain kaldi outputs model/model.safetensors test nnet_output.ark
     """
     _, found = network_outputs(model, data, resources)
-    make_folder(out.parent)
-    click.echo(f"{counted(values.write_matrices(out, found), 'utterance')} -> {out}")
+    return counted(values.write_matrices(out, found), "utterance")
 
 
 @command(kaldi, "decode", matrices=str, hclg=FILE, model=FILE, words=FILE, out=OUT)
@@ -252,7 +248,7 @@ def decode_archive(
     out: Path,
     acoustic_scale: float = option(float, "1.0 for chain models.", default=1.0),
     jobs: int = jobs_option,
-) -> None:
+) -> str:
     """Decode network outputs with a graph of Kaldi.
 
     In: MATRICES, an archive or scp file of network outputs; HCLG, HCLG.fst; MODEL, the 0.trans_mdl or final.mdl it was
@@ -264,8 +260,8 @@ def decode_archive(
     scores = {name: acoustic_scale * matrix for name, matrix in read_table(matrices, values.read_matrix)}
     with counter("decoding") as update:
         found = decode(scores, graph, read_symbols(words), num_workers=jobs, progress=update)
-    write_text(make_folder(out) / "hyp.txt", {name: result.words for name, result in found.items()})
-    click.echo(f"{counted(len(found), 'utterance')} -> {out}")
+    write_text(out / "hyp.txt", {name: result.words for name, result in found.items()})
+    return counted(len(found), "utterance")
 
 
 # Text as copy-feats, copy-int-vector, copy-post, fstcopy and show-transitions print it with `ark,t:-`.
@@ -393,62 +389,6 @@ def show(kind: str, source: str) -> None:
             click.echo(line)
 
 
-class ExampleObjf(NamedTuple):
-    """log Z of numerator and denominator of one example, and what its objectives are made of.
-
-    `clamped_den_log_prob` is that of scores clamped to +-30, `squares` the sum of the squared scores; `ok` means that
-    numerator and denominator have a path.
-    """
-
-    name: str
-    num_frames: int
-    weight: float
-    num_log_prob: float
-    den_log_prob: float
-    clamped_den_log_prob: float
-    squares: float
-    ok: bool
-
-    @property
-    def kaldi_objf(self) -> float:
-        """As Kaldi counts an end-to-end example: scores clamped in the denominator, the numerator's value not weighted."""
-        if not self.ok:
-            return IMPOSSIBLE_OBJF * self.weight * self.num_frames
-        return self.num_log_prob - self.weight * self.clamped_den_log_prob
-
-    def __str__(self) -> str:
-        objf = (self.num_log_prob - self.den_log_prob) / self.num_frames
-        numbers = "\t".join(f"{value:.6g}" for value in (*self[1:5], objf))
-        return f"{self.name}\t{numbers}\t{'ok' if self.ok else 'impossible'}"
-
-
-def example_objfs(
-    examples: str, outputs: str, den: Path, leaky_hmm_coefficient: float
-) -> Iterator[ExampleObjf]:
-    scores = dict(read_table(outputs, values.read_matrix))
-    graph: DenominatorGraph | None = None
-    for example in track(list(read_examples(examples)), "examples"):
-        name, window = example.example.id, example.example.window
-        if name not in scores:
-            raise DataError(f"{outputs}: no outputs for the example {name!r}")
-        matrix = scores[name]
-        assert window is not None
-        expected = (window.length, example.num_pdfs)
-        if matrix.shape != expected:
-            raise DataError(
-                f"{outputs}: outputs of {name!r} are {list(matrix.shape)}; expected {list(expected)}"
-            )
-        graph = graph or DenominatorGraph(Fsa.read(den), example.num_pdfs)
-        num = forward_backward([example.numerator], matrix[None])
-        pair = np.stack([matrix, matrix.clip(-CLAMP, CLAMP)])
-        both = forward_backward(graph.batch(2), pair, leaky_hmm_coefficient=leaky_hmm_coefficient)
-        log_prob, den_log_prob, clamped = map(float, (num.log_prob[0], *both.log_prob))
-        squares = float(np.square(matrix, dtype=np.float64).sum())
-        ok = bool(num.ok[0] and both.ok.all())
-        weight = example.weight
-        yield ExampleObjf(name, len(matrix), weight, log_prob, den_log_prob, clamped, squares, ok)
-
-
 @command(kaldi, None, examples=str, matrices=str, den=FILE)
 @click.pass_context
 def objf(
@@ -471,37 +411,61 @@ def objf(
     Example: fsachain kaldi objf ark:cegs.1.ark ark:nnet_output.ark exp/chain/den.fst
     """
     theirs = None if log is None else read_objective(log, output_name)
-    found: list[ExampleObjf] = []
-    for example in example_objfs(examples, matrices, den, leaky_hmm_coefficient):
-        if not found:
+    scores, graph = dict(read_table(matrices, values.read_matrix)), None
+    total, frames, all_frames, kaldi_total, squares, impossible = 0.0, 0.0, 0.0, 0.0, 0.0, 0
+    every = list(read_examples(examples))
+    for example in track(every, "examples"):
+        name, window, weight = example.example.id, example.example.window, example.weight
+        if name not in scores:
+            raise DataError(f"{matrices}: no outputs for the example {name!r}")
+        matrix = scores[name]
+        assert window is not None
+        expected = (window.length, example.num_pdfs)
+        if matrix.shape != expected:
+            raise DataError(
+                f"{matrices}: outputs of {name!r} are {list(matrix.shape)}; expected {list(expected)}"
+            )
+        if graph is None:
+            graph = DenominatorGraph(Fsa.read(den), example.num_pdfs)
             click.echo("example\tframes\tweight\tnumerator\tdenominator\tobjf per frame\t")
-        click.echo(str(example))
-        found.append(example)
-    possible = [one for one in found if one.ok]
-    frames, all_frames = (sum(one.weight * one.num_frames for one in some) for some in (possible, found))
+        num = forward_backward([example.numerator], matrix[None])
+        pair = np.stack([matrix, matrix.clip(-CLAMP, CLAMP)])
+        both = forward_backward(graph.batch(2), pair, leaky_hmm_coefficient=leaky_hmm_coefficient)
+        above, below, clamped = map(float, (num.log_prob[0], *both.log_prob))
+        ok = bool(num.ok[0] and both.ok.all())
+        numbers = (len(matrix), weight, above, below, (above - below) / len(matrix))
+        shown = "\t".join(f"{value:.6g}" for value in numbers)
+        click.echo(f"{name}\t{shown}\t{'ok' if ok else 'impossible'}")
+        weighted = weight * len(matrix)
+        all_frames += weighted
+        if not ok:
+            impossible += 1
+            kaldi_total += IMPOSSIBLE_OBJF * weighted
+            continue
+        frames += weighted
+        total += weight * (above - below)
+        kaldi_total += above - weight * clamped  # Kaldi does not weight the numerator of end-to-end examples
+        squares += weight * float(np.square(matrix, dtype=np.float64).sum())
     if not all_frames:
-        raise DataError(f"{len(found)} examples: expected some with a weight above 0")
+        raise DataError(f"{len(every)} examples: expected some with a weight above 0")
     if frames:
-        ours = sum(one.weight * (one.num_log_prob - one.den_log_prob) for one in possible) / frames
-        click.echo(f"all: objf per frame {ours:.6g} over {frames:g} weighted frames")
+        click.echo(f"all: objf per frame {total / frames:.6g} over {frames:g} weighted frames")
     else:
         click.echo("all: none")
     if theirs is None:
         return
     # As Kaldi counts: the l2 term sums over the possible examples and is divided by the frames of all.
-    kaldi_objf = sum(one.kaldi_objf for one in found) / all_frames
-    l2_term = -0.5 * l2_regularize * sum(one.weight * one.squares for one in possible) / all_frames
     rows = [
-        ("objf per frame", kaldi_objf, theirs.objf, tolerance),
-        ("l2 term per frame", l2_term, theirs.l2_term, tolerance),
+        ("objf per frame", kaldi_total / all_frames, theirs.objf, tolerance),
+        ("l2 term per frame", -0.5 * l2_regularize * squares / all_frames, theirs.l2_term, tolerance),
         ("weighted frames", all_frames, theirs.weight, PRINTED * all_frames),
     ]
     click.echo(f"{'':20}{'ours':>14}{'Kaldi':>14}{'difference':>12}{'allowed':>10}")
     for what, ours, other, allowed in rows:
         click.echo(f"{what:20}{ours:14.6g}{other:14.6g}{ours - other:12.1e}{allowed:10.0e}")
-    if len(possible) < len(found):
+    if impossible:
         click.echo(
-            f"{len(found) - len(possible)} impossible: counted with {IMPOSSIBLE_OBJF:g} per frame each; Kaldi counts all "
+            f"{impossible} impossible: counted with {IMPOSSIBLE_OBJF:g} per frame each; Kaldi counts all "
             "sequences of their minibatches so"
         )
     equal = all(abs(ours - other) <= allowed for _, ours, other, allowed in rows)

@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from fsachain.cli.config import TOPOLOGIES, Experiment, PhoneLmConfig, config_option
-from fsachain.cli.options import DATA, FILE, OUT, Read, command, make_folder, note, option, seed_option
+from fsachain.cli.options import DATA, FILE, OUT, Read, command, note, option, seed_option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.utterance import Fault
 from fsachain.errors import DataError, GraphError, counted
+from fsachain.files import write_text
 from fsachain.fsa import Fsa
 from fsachain.graph import grammar
 from fsachain.graph.context import BiphoneCounts, ContextTree
@@ -107,14 +108,14 @@ class Lang:
 
     def save(self, out: Path) -> None:
         """Writes what `load_lang` reads, and words.txt and phones.txt for people."""
-        self.lexicon.save(make_folder(out) / LEXICON)
+        self.lexicon.save(out / LEXICON)
         self.tree.save(out / TREE)
         (out / CONFIG).unlink(missing_ok=True)
         if self.experiment is not None:
             self.experiment.write(out / CONFIG)
         for name, symbols in (("words.txt", self.lexicon.words), ("phones.txt", self.lexicon.phones)):
             lines = [f"{symbol} {number}\n" for number, symbol in enumerate(("<eps>", *symbols))]
-            (out / name).write_text("".join(lines), encoding="utf-8")
+            write_text(out / name, "".join(lines))
 
 
 def load_lang(folder: Path) -> Lang:
@@ -225,7 +226,7 @@ def spell(
     """
     lexicon = Lexicon.characters(_usable(text, None, out, resources), silence=None)
     prob = ["1.0"] if "lexiconp" in out.name else []
-    _write(out, "".join(" ".join([word, *prob, *word]) + "\n" for word in lexicon.words))
+    write_text(out, "".join(" ".join([word, *prob, *word]) + "\n" for word in lexicon.words))
     return f"{counted(len(lexicon.words), 'word')}, {counted(len(lexicon.phones), 'character')}"
 
 
@@ -236,11 +237,6 @@ def _usable(
     usable, faults = usable_transcripts(text, lexicon)
     resources.leave_out(faults, len(usable), f"{out}: transcripts")
     return list(usable.values())
-
-
-def _write(out: Path, text: str) -> None:
-    make_folder(out.parent)
-    out.write_text(text, encoding="utf-8")
 
 
 @command(text=DATA, out=OUT)
@@ -275,7 +271,6 @@ def phone_lm(
 
 def write_phone_lm(out: Path, fsa: Fsa, phones: Sequence[str]) -> str:
     """With the names of the phones, which `check_phone_names` compares."""
-    make_folder(out.parent)
     write_named(fsa.to_openfst(), out, phones)
     return f"phone language model of {counted(fsa.num_states, 'state')}, {counted(fsa.num_arcs, 'arc')}"
 
@@ -368,7 +363,7 @@ def make_grammar(
     transcripts: Iterable[Sequence[str]], vocabulary: Sequence[str], out: Path, order: int
 ) -> None:
     with counter("n-gram"):
-        _write(out, grammar.estimate_arpa(list(transcripts), order, vocabulary=vocabulary))
+        write_text(out, grammar.estimate_arpa(list(transcripts), order, vocabulary=vocabulary))
 
 
 @command(arpa=FILE, out=OUT)

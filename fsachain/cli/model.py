@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, cast
 
+import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -229,12 +230,19 @@ def lang_of(model: AcousticModel) -> Lang:
     return load_lang(next((found for found in beside if found.is_dir()), beside[1]))
 
 
+def _read_lang(context: click.Context, _: click.Parameter, folder: Path | None) -> Lang:
+    model = context.params["model"]
+    lang = load_lang(folder) if folder else lang_of(model)
+    check_lang(model, lang)
+    return lang
+
+
 model_lang_option = option(
     FOLDER,
     "Folder made by `fsachain lang`, with other words than the model holds.  [default: the model's own]",
     "--lang",
     is_eager=True,
-    callback=lambda context, _, folder: load_lang(folder) if folder else lang_of(context.params["model"]),
+    callback=_read_lang,
 )
 
 

@@ -15,7 +15,7 @@ from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import load_denominator, load_normalization
 from fsachain.cli.inspect import compare, read_graph, speakers_option
 from fsachain.cli.lang import LANG, Lang
-from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option
+from fsachain.cli.model import TRAINED, AcousticModel, model_lang_option
 from fsachain.cli.options import (
     COUNT,
     DATA,
@@ -62,9 +62,9 @@ def plot() -> None:
     """
 
 
-def _save(figure: Figure, out: Path) -> None:
+def _save(figure: Figure, out: Path) -> str:
     save_figure(figure, out)
-    click.echo(f"picture -> {out}")
+    return "picture"
 
 
 @command(plot, "occupancy", files=many(FILE), out=OUT)
@@ -73,7 +73,7 @@ def draw_occupancy(
     out: Path,
     utterances: int = option(COUNT, "How many, from the first.", default=3),
     frame_seconds: float | None = option(float, "Length of a frame, for an axis in seconds."),
-) -> None:
+) -> str:
     """Draw where the paths of transducer lattices go, with the best path.
 
     In: FILES, npz files (np.savez) with the inputs of `rnnt_loss`: logits, targets, logit_lengths, target_lengths, and if
@@ -86,7 +86,7 @@ def draw_occupancy(
     if len(set(names)) != len(names):
         raise ConfigError(f"files: {', '.join(names)}; expected different names, which head the columns")
     columns = {path.stem: _lattice_panels(path)[:utterances] for path in files}
-    _save(occupancy.plot_occupancy(columns, frame_seconds=frame_seconds), out)
+    return _save(occupancy.plot_occupancy(columns, frame_seconds=frame_seconds), out)
 
 
 def _lattice_panels(path: Path) -> list[OccupancyPanel]:
@@ -138,14 +138,13 @@ def draw_trellis(
     by: str = option(click.Choice(["phone", "pdf"]), "Rows.", default="phone"),
     rows: int = option(COUNT, "At most so many.", default=40),
     allow_commands: bool = commands_option,
-) -> None:
+) -> str:
     """Draw what numerator and denominator expect of an utterance, and the gradient.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory with the utterance.
     Out: OUT, the picture.
     Example: fsachain plot trellis model/model.safetensors test trellis.png --lang lang --den graphs --utterance u1
     """
-    check_lang(model, lang)
     utterances, one = _with_utterance(data, utterance, allow_commands)
     normalization = load_normalization(lang, den)
     try:
@@ -163,7 +162,7 @@ def draw_trellis(
         pair = occupancy.pdf_trellis(*graphs, leaky_hmm_coefficient=leak, names=names)
     title = f"{utterance}: {' '.join(numerator.words)}"
     seconds = model.timing.frame_seconds
-    _save(occupancy.plot_trellis(pair, frame_seconds=seconds, title=title, max_rows=rows), out)
+    return _save(occupancy.plot_trellis(pair, frame_seconds=seconds, title=title, max_rows=rows), out)
 
 
 @command(plot, "alignment", data=DATA, aligned=FOLDER, out=OUT)
@@ -174,7 +173,7 @@ def draw_alignment(
     utterance: str = utterance_option,
     experiment: Experiment = config_option,
     allow_commands: bool = commands_option,
-) -> None:
+) -> str:
     """Draw a recording's spectrogram over its words and phones.
 
     In: DATA, a Kaldi data directory, and ALIGNED, a folder that `fsachain align` made, or any with words.ctm or phones.ctm;
@@ -201,7 +200,7 @@ def draw_alignment(
         (example,) = load_examples(DataDir((one,)), config)
         shift = config.frame_shift_ms / 1000.0
         figure = results.plot_alignment(example.features, tiers, frame_shift=shift, title=title)
-    _save(figure, out)
+    return _save(figure, out)
 
 
 @command(plot, "graph", path={"metavar": "GRAPH", "type": FILE}, out=OUT)
@@ -218,7 +217,7 @@ def draw_graph(
     data: Path | None = option(DATA, "A Kaldi data directory with the utterance."),
     max_arcs: int = option(click.IntRange(1, 1000), "More are clipped.", default=60),
     allow_commands: bool = commands_option,
-) -> None:
+) -> str:
     """Draw an acceptor; of a large one the most used part, with a summary of the whole.
 
     In: GRAPH, an OpenFst file or AT&T text: an acceptor over pdfs; or numerators made by `fsachain num-graphs`.
@@ -244,7 +243,7 @@ def draw_graph(
         scores = _network_output(model, *_with_utterance(data, utterance, allow_commands))
         used = _arc_use(fsa, scores, is_denominator=not is_numerator)
         title = f"{title}, as {utterance} uses it"
-    _save(graph.plot_graph(fsa, names=names, occupancy=used, max_arcs=max_arcs, title=title), out)
+    return _save(graph.plot_graph(fsa, names=names, occupancy=used, max_arcs=max_arcs, title=title), out)
 
 
 def _arc_use(fsa: Fsa, scores: NDArray[np.float32], *, is_denominator: bool) -> NDArray[np.float64]:
@@ -264,7 +263,7 @@ def draw_training(
         multiple=True,
         metavar="EPOCH FOLDER",
     ),
-) -> None:
+) -> str:
     """Draw the curves of a training, also of one that is running.
 
     In: LOG, train.jsonl or its folder.
@@ -273,7 +272,7 @@ def draw_training(
     """
     path = log / "train.jsonl" if log.is_dir() else log
     found = {epoch: _total_wer(folder) for epoch, folder in wers}
-    _save(results.plot_training(results.read_events(path), wer=found or None, title=str(path)), out)
+    return _save(results.plot_training(results.read_events(path), wer=found or None, title=str(path)), out)
 
 
 def _total_wer(path: Path) -> float:
@@ -287,7 +286,7 @@ def _total_wer(path: Path) -> float:
 @command(plot, "wer", reference=FILE, hypothesis=FILE, out=OUT)
 def draw_wer(
     reference: Path, hypothesis: Path, out: Path, speakers: dict[str, str] | None = speakers_option
-) -> None:
+) -> str:
     """Draw word error rates by speaker and by length.
 
     In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).
@@ -295,4 +294,4 @@ def draw_wer(
     Example: fsachain plot wer test/text decoded/hyp.txt wer.png
     """
     report = compare(reference, hypothesis, speakers)
-    _save(results.plot_wer(report, title=str(hypothesis)), out)
+    return _save(results.plot_wer(report, title=str(hypothesis)), out)

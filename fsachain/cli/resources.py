@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fsachain.cli.options import RESOURCE_OPTIONS, Command, make_folder, together, track
+from fsachain.cli.options import RESOURCE_OPTIONS, Command, together, track
 from fsachain.data.audio import Perturbation
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.dataset import Example, load_usable
@@ -119,7 +119,7 @@ class Resources:
             faults += list({fault.id: fault for fault in reversed(self.faults)}.values())[::-1]
             if faults:
                 click.echo(told_left_out(faults))
-                write_faults(make_folder(path.parent) / path.name, faults)
+                write_faults(path, faults)
         end_without(faults, path)
 
     @contextmanager

@@ -49,6 +49,7 @@ from fsachain.cli.model import (
     FINAL_MODEL,
     WORD_NETWORK,
     AcousticModel,
+    check_lang,
     permitted_imports,
     save_word_network,
 )
@@ -133,7 +134,9 @@ class Run:
 
     def model(self, exp: Path) -> AcousticModel:
         """The trained model of a pass, by its folder."""
-        return AcousticModel.load(exp / "model" / FINAL_MODEL)
+        model = AcousticModel.load(exp / "model" / FINAL_MODEL)
+        check_lang(model, self.lang)
+        return model
 
     @property
     def decoding_model(self) -> AcousticModel:
@@ -449,7 +452,6 @@ def _chosen(run: Run, digests: Mapping[str, str], begin: str | None, end: str | 
 
 
 def _keep(run: Run, done: Mapping[str, str]) -> None:
-    run.exp.mkdir(parents=True, exist_ok=True)
     inputs = {name: os.path.abspath(path) for name, path in run.inputs.items()}  # noqa: PTH100 (links stay)
     run.config.write(run.exp / CONFIG)
     kept = {"inputs": inputs, "done": dict(done)}

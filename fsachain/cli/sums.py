@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fsachain.backends.dispatch import best_path, forward_backward
 from fsachain.batch import Graph, TableBatch
 from fsachain.cli.inspect import GRAPH, read_graph
-from fsachain.cli.options import OUT, command, make_folder, option
+from fsachain.cli.options import OUT, command, option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.utterance import Fault
 from fsachain.decode.wer import write_text
@@ -40,9 +40,7 @@ class Target(click.ParamType):
     name = "ark:OUT"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        path = Path(str(value).removeprefix("ark:"))
-        make_folder(path.parent)
-        return path
+        return Path(str(value).removeprefix("ark:"))
 
 
 leaky_option = option(

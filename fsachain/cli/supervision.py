@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import normalization_option
 from fsachain.cli.lang import Lang, lang_option
-from fsachain.cli.options import COUNT, DATA, FILE, OUT, command, make_folder, option, track
+from fsachain.cli.options import COUNT, DATA, FILE, OUT, command, option, track
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.align import aligned_phones
@@ -122,7 +122,6 @@ def _write(
     chunks, refused = resources.collect(partial(make, how), items, "supervision")
     faults += refused
     resources.leave_out(faults, len(chunks), f"{out}: chunks")
-    make_folder(out.parent)
     save_chunks(out, chunks, made_with(lang.lexicon, lang.tree))
     arcs = [chunk.fsa.num_arcs for lists in chunks.values() for one in lists for chunk in one]
     return (

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +25,6 @@ from fsachain.cli.options import (
     PATH,
     command,
     den_option,
-    make_folder,
     option,
     scheduler_option,
     track,
@@ -270,7 +269,6 @@ def _claim_folder(experiment: Experiment, lang: Lang, denominator: Path, out: Pa
             raise ConfigError(
                 f"{out}: holds a training with other options: {', '.join(told[:8])}; choose another folder or delete it"
             )
-    make_folder(out)
     write_text(path, json.dumps(options, indent=2) + "\n")
 
 
@@ -302,24 +300,13 @@ def validate(
     table; its option `train: {bad_data: stop}` ends it there.
     Example: fsachain validate train --lang lang
     """
-    found = validate_data(data, experiment, lang, resources, numerators=numerators)
-    click.echo(str(found))
+    num_utterances, faults = validate_data(data, experiment, lang, resources, numerators=numerators)
+    usable, wrong = f"{counted(num_utterances, 'utterance')} can be trained on", counted(len(faults), "fault")
+    click.echo(f"{usable}, {wrong}\n{fault_table(faults)}".rstrip())
     if out is not None:
-        write_faults(out, found.faults)
-    if not found.num_utterances or (found.faults and policy == "stop"):
-        raise DataError(
-            f"{data}: {counted(len(found.faults), 'fault')}, {counted(found.num_utterances, 'utterance')} can be trained on"
-        )
-
-
-@dataclass(frozen=True)
-class Validation:
-    num_utterances: int
-    faults: tuple[Fault, ...]
-
-    def __str__(self) -> str:
-        head = f"{counted(self.num_utterances, 'utterance')} can be trained on, {counted(len(self.faults), 'fault')}"
-        return "\n".join([head, fault_table(self.faults)]).rstrip()
+        write_faults(out, faults)
+    if not num_utterances or (faults and policy == "stop"):
+        raise DataError(f"{data}: {wrong}, {usable}")
 
 
 def validate_data(
@@ -329,13 +316,10 @@ def validate_data(
     resources: Resources | None = None,
     *,
     numerators: Path | None = None,
-) -> Validation:
-    """Read everything that a training on a data set would read, and note what is wrong.
+) -> tuple[int, list[Fault]]:
+    """How many utterances of a data set can be trained on, and what is wrong with others: all that a training reads is read.
 
-    With `lang`, words that the lexicon refuses and utterances too short for their words are found too. With `numerators` the
-    file, or every shard of the folder, is compared with its checksums, and utterances without numerator, or with one of
-    other words, are found. Damaged files of the cache are made anew; commands in wav.scp are faults
-    without leave to run them.
+    Damaged files of the cache are made anew; commands in wav.scp are faults without leave to run them.
     """
     resources = resources or Resources()
     data, faults = DataDir.check(folder, allow_commands=resources.allow_commands)
@@ -351,13 +335,13 @@ def validate_data(
         data = without(_numerator_faults(data, numerators, lang))
     usable, (examples,), broken = resources.load_usable(data, experiment.features)
     faults += broken
-    too_short: list[Fault] = []
-    if lang is not None:
-        subsampling = experiment.network_spec(lang.tree.num_pdfs).subsampling
-        pairs = list(zip(usable.utterances, examples, strict=True))
-        found = (_too_short(one, example, lang, subsampling) for one, example in track(pairs, "transcripts"))
-        too_short = [fault for fault in found if fault is not None]
-    return Validation(len(usable) - len(too_short), (*faults, *too_short))
+    if lang is None:
+        return len(usable), faults
+    subsampling = experiment.network_spec(lang.tree.num_pdfs).subsampling
+    pairs = list(zip(usable.utterances, examples, strict=True))
+    found = (_too_short(one, example, lang, subsampling) for one, example in track(pairs, "transcripts"))
+    too_short = [fault for fault in found if fault is not None]
+    return len(usable) - len(too_short), faults + too_short
 
 
 def _numerator_faults(data: DataDir, numerators: Path, lang: Lang | None) -> list[Fault]:

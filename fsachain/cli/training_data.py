@@ -393,7 +393,6 @@ class Loader:
         some = [(corpus.utterances[place], corpus.copies[0]) for place in places]
         cmvn = Cmvn.estimate(config, self._features(some))
         if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 np.savez(file, allow_pickle=False, **cmvn.state())
         return cmvn

@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from fsachain.cli.decoding import DecodingGraphs
 from fsachain.cli.lang import Lang
-from fsachain.cli.model import TRAINED, AcousticModel, check_lang, model_lang_option
+from fsachain.cli.model import TRAINED, AcousticModel, model_lang_option
 from fsachain.cli.options import (
     OUT,
     command,
-    make_folder,
     many,
     option,
     search_options,
@@ -103,7 +102,6 @@ def transcribe(
     cannot be read are named on the standard error; the exit status is then 3, or 1 if there is no other.
     Example: fsachain transcribe model/model.safetensors audio/1.wav --lang lang --format text
     """
-    check_lang(model, lang)
     lexicon, tree = lang.lexicon, lang.tree
     graphs, weights = DecodingGraphs.of(lang, **search)
     graph = graphs.build(weights)
@@ -148,30 +146,28 @@ def transcript_text(path: Path, seconds: float, words: Sequence[RecognisedWord],
     """A transcript as "table" (for people), "text" (one line as in Kaldi's `text`), "ctm" or "json" (one line)."""
     name = utterance_name(path)
     if form == "text":
-        return " ".join([name, *(word.word for word in words)])
+        return " ".join([name, *(one.word for one in words)])
     if form == "ctm":
-        times = [f"{name} 1 {word.start:.3f} {word.duration:.3f}" for word in words]
         return "\n".join(
-            f"{time} {word.word} {word.confidence:.3f}" for time, word in zip(times, words, strict=True)
+            f"{name} 1 {one.start:.3f} {one.duration:.3f} {one.word} {one.confidence:.3f}" for one in words
         )
-    ends = [word.start + word.duration for word in words]
     if form == "json":
         entries = [
             {
-                "word": word.word,
-                "start": round(word.start, 3),
-                "end": round(end, 3),
-                "confidence": round(word.confidence, 4),
+                "word": one.word,
+                "start": round(one.start, 3),
+                "end": round(one.start + one.duration, 3),
+                "confidence": round(one.confidence, 4),
             }
-            for word, end in zip(words, ends, strict=True)
+            for one in words
         ]
         record = {"file": str(path), "seconds": round(seconds, 3), "words": entries}
         return json.dumps(record, ensure_ascii=False)
     lines = [f"{path}: {seconds:.2f} s, {counted(len(words), 'word')}"]
     if words:
         lines.append("    start       end  confidence  word")
-    for word, end in zip(words, ends, strict=True):
-        lines.append(f"{word.start:9.2f} {end:9.2f} {word.confidence:11.3f}  {word.word}")
+    for one in words:
+        lines.append(f"{one.start:9.2f} {one.start + one.duration:9.2f} {one.confidence:11.3f}  {one.word}")
     return "\n".join(lines)
 
 
@@ -181,7 +177,7 @@ def utterance_name(path: Path) -> str:
 
 
 @command(model=TRAINED, out=OUT)
-def export(model: AcousticModel, out: Path) -> None:
+def export(model: AcousticModel, out: Path) -> str:
     """Write a model as an ONNX file, checked against PyTorch.
 
     In: MODEL, made by `fsachain train`.
@@ -196,7 +192,6 @@ def export(model: AcousticModel, out: Path) -> None:
         "subsampling": model.timing.subsampling,
         "frame_shift_ms": model.experiment.features.frame_shift_ms,
     }
-    make_folder(out.parent)
     difference = export_onnx(out, model.network, model.cmvn, metadata)
     size = f"{out.stat().st_size / 1e6:.2f} MB"
-    click.echo(f"{size}; onnxruntime and PyTorch differ by {difference:.1e} of the largest output -> {out}")
+    return f"{size}; onnxruntime and PyTorch differ by {difference:.1e} of the largest output"

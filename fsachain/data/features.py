@@ -370,7 +370,6 @@ def frame_counts(
     counts = np.array([numbers for numbers, _ in found], np.int32).reshape(shape[::-1]).T
     faults = [fault for _, fault in found if fault is not None]
     if path is not None and not faults:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             np.savez(file, counts=counts)
     return counts, faults

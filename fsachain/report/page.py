@@ -173,7 +173,6 @@ def write_report(
         if look is not None:
             add_lattices(found, every, pictured, look)
     page = render(found, heard)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, page)
 
 

@@ -116,13 +116,11 @@ class Checkpoint:
 
 def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: Mapping[str, Any]) -> None:
     """All or nothing; see `fsachain.files.replacing`."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(header)
     metadata = {"format": FORMAT, "header": text, "checksum": _checksum(owned, text)}
     content = require("safetensors.torch", extra="recipes").save(owned, metadata=metadata)
-    with replacing(target) as file:
+    with replacing(path) as file:
         file.write(content)
 
 
