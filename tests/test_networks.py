@@ -159,7 +159,8 @@ def test_a_conformer_is_named_by_its_kind():
     spec = experiment_of(kind="conformer", channels=16, subsampling=4, chunk=5).network_spec(7)
     network = spec.build()
     assert isinstance(network, Conformer)
-    assert (spec.subsampling, spec.time_offset, spec.context) == (4, 2, network.context)
+    sketch = spec.sketch
+    assert (sketch.subsampling, sketch.time_offset, sketch.context) == (4, 2, network.context)
     with pytest.raises(ConfigError, match=r"network\.chanels: unknown option; did you mean 'channels'"):
         experiment_of(kind="conformer", chanels=16)
 
@@ -240,8 +241,7 @@ def test_weights_that_fit_are_taken_and_the_head_of_another_tree_begins_anew(tmp
     torch.manual_seed(9)
     fresh = experiment.network_spec(6).build()
     torch.manual_seed(9)
-    begun = begin_network(experiment, experiment.network_spec(6))
-    network, told = begun.network, begun.lines
+    network, told, _ = begin_network(experiment, experiment.network_spec(6))
     assert torch.equal(network.encoder.weight, other["encoder.weight"])
     assert torch.equal(network.encoder.bias, other["encoder.bias"])
     assert torch.equal(network.head.weight, fresh.head.weight)

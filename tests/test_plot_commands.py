@@ -53,7 +53,7 @@ def drawn(monkeypatch):
         figures.append(figure)
         save_figure(figure, path)
 
-    monkeypatch.setattr("fsachain.cli.plots.save_figure", save)
+    monkeypatch.setattr("fsachain.cli.report.save_figure", save)
 
     def draw(*arguments):
         assert run("plot", *arguments) == 0

@@ -32,8 +32,20 @@ def main() -> None:
 
 def call(arguments: Sequence[str] | None = None) -> int:
     """The exit status of the command line, or of `fsachain ARGUMENTS...`; errors are printed."""
+    if (sys.argv[1:] if arguments is None else list(arguments)) == ["--version"]:
+        print(f"fsachain, version {metadata.version('fsachain')}")  # without what the commands need
+        return 0
     try:
-        return _run(arguments)
+        click = require("click", extra="recipes")
+        from fsachain.cli.app import app
+
+        try:
+            return int(app(arguments, standalone_mode=False) or 0)
+        except click.Abort:  # what click makes of Ctrl-C
+            return EXIT_INTERRUPTED
+        except click.ClickException as error:
+            error.show()
+            return int(error.exit_code)
     except (FsachainError, OSError) as error:
         kind = "" if isinstance(error, LeftOutError) else "error: "
         print(f"{kind}{describe(error)}", file=sys.stderr)
@@ -44,24 +56,6 @@ def exit_status(error: FsachainError | OSError) -> int:
     if isinstance(error, LeftOutError):
         return EXIT_LEFT_OUT
     return EXIT_STOPPED if isinstance(error, StoppedError) else EXIT_USER_ERROR
-
-
-def _run(arguments: Sequence[str] | None) -> int:
-    if (sys.argv[1:] if arguments is None else list(arguments)) == [
-        "--version"
-    ]:  # without what the commands need
-        print(f"fsachain, version {metadata.version('fsachain')}")
-        return 0
-    click = require("click", extra="recipes")
-    from fsachain.cli.app import app
-
-    try:
-        return int(app(arguments, standalone_mode=False) or 0)
-    except click.Abort:  # what click makes of Ctrl-C
-        return EXIT_INTERRUPTED
-    except click.ClickException as error:
-        error.show()
-        return int(error.exit_code)
 
 
 def describe(error: BaseException) -> str:

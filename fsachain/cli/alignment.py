@@ -226,20 +226,22 @@ class Aligner:
         if not words:
             raise DataError(f"utterance {name!r}: the text has no words")
         tolerance = self.tolerance if tolerant else STRICT
-        tree, lexicon = self.lang.tree, self.lang.lexicon
-        filled = tolerance.other < math.inf
-        aligner = LongAligner(
-            alignment_numerator(words, lexicon, tree, tolerance, name=name),
-            tree.num_pdfs,
-            longest=LONGEST_PHONE / self.model.timing.frame_seconds if filled else math.inf,
-            name=name,
-        )
+        aligner = _aligner(self.model, self.lang, words, tolerance, name)
         try:
             for block in scores:
                 aligner.accept(block)
-            return aligner.alignment(lexicon.phones, self.model.timing)
+            return aligner.alignment(self.lang.lexicon.phones, self.model.timing)
         except AlignmentError as error:
             return Alignment(name, -math.inf, reason=str(error))
+
+
+def _aligner(
+    model: AcousticModel, lang: Lang, words: Sequence[str], tolerance: Tolerance, name: str, **frames: int
+) -> LongAligner:
+    numerator = alignment_numerator(words, lang.lexicon, lang.tree, tolerance, name=name)
+    filled, seconds = tolerance.other < math.inf, model.timing.frame_seconds
+    longest = LONGEST_PHONE / seconds if filled else math.inf
+    return LongAligner(numerator, lang.tree.num_pdfs, longest=longest, name=name, **frames)
 
 
 def _name(spoken: Spoken) -> str:
@@ -411,14 +413,9 @@ def align_long(
     audio = Recording(recording, model.experiment.features.sample_rate)
     name, timing = utterance_name(recording), model.timing
     tolerance = (Tolerance() if tolerant else STRICT)._replace(other=filler_cost)
-    aligner = LongAligner(
-        alignment_numerator(read_words(text), lang.lexicon, lang.tree, tolerance, name=name),
-        lang.tree.num_pdfs,
-        window=round(window / timing.frame_seconds),
-        lookahead=round(lookahead / timing.frame_seconds),
-        longest=LONGEST_PHONE / timing.frame_seconds if filler_cost < math.inf else math.inf,
-        name=name,
-    )
+    sizes = {"window": window, "lookahead": lookahead}
+    frames = {key: round(seconds / timing.frame_seconds) for key, seconds in sizes.items()}
+    aligner = _aligner(model, lang, read_words(text), tolerance, name, **frames)
     for scores in with_progress(model, audio, "aligning"):
         aligner.accept(scores)
     found = aligner.alignment(lang.lexicon.phones, timing)

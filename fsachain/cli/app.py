@@ -44,7 +44,7 @@ Using a model
   export        use           Write a model as an ONNX file, checked against PyTorch.
 Looking
   report        report        Show an experiment as one HTML file that needs no network.
-  plot          plots         Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each.
+  plot          report        Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each.
   tensorboard   report        Write a training's log as TensorBoard scalars.
   info          inspect       Describe a file: OpenFst graph, numerators, compiled tables, model, language folder or data directory.
   score         inspect       Compare two transcripts.

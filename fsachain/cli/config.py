@@ -42,6 +42,7 @@ from fsachain.train.config import TrainConfig, changes, flat, from_dict, load_ya
 from fsachain.train.schedule import Schedule, Scheduled, value_at, values_of
 
 BUILT_IN: dict[str, type[nn.Module]] = {"tdnnf": Tdnnf, "conformer": Conformer}
+CONFIG = "config.yaml"  # in language folders and folders of `fsachain run`
 DERIVED = ("num_features", "num_pdfs")
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _EXPECTED = {
@@ -111,28 +112,8 @@ class NetworkSpec:
                 raise ConfigError(f"network.kind: {self.kind}: has no {name!r}; expected {expected}")
         return cast(Network, network)
 
-    @property
-    def subsampling(self) -> int:
-        """Input frames per output frame."""
-        return int(self._sketch.subsampling)
-
-    @property
-    def time_offset(self) -> int:
-        return int(self._sketch.time_offset)
-
-    @property
-    def context(self) -> tuple[int, int]:
-        """Input frames that an output sees before and after its own."""
-        found = self._sketch.context
-        if found is None:
-            raise ConfigError(
-                f"network.kind: each output of {self.kind} sees the whole utterance; expected a network of bounded context, "
-                "such as a conformer with network.chunk"
-            )
-        return int(found[0]), int(found[1])
-
     @cached_property
-    def _sketch(self) -> Network:
+    def sketch(self) -> Network:
         """A network that is asked for its sizes: without memory for weights where that is known to work."""
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if self.import_path else "meta"):
             return self.build()
@@ -561,13 +542,15 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     lang: Any = context.params.get("lang")  # read before
     settings = context.meta.get(_SETTINGS, ())
     if lang is None:
-        file = None if path else context.meta.get(KEPT)
+        kept_by = [context.params.get(name) for name in ("exp", "first")]  # folders of `fsachain run`
+        files = [folder / CONFIG for folder in kept_by if folder and not path]
+        file = next((file for file in files if file.is_file()), None)
         if file is not None:
             click.echo(f"configuration: {file}")
         return read_experiment(path or file, settings)
     kept: Experiment | None = lang.experiment
     found = read_experiment(path, settings, kept)
-    file = lang.config_file or "every option has its default"
+    file = f"{lang.folder / CONFIG}" if kept and lang.folder else "every option has its default"
     if kept is None or found == kept:
         click.echo(f"configuration: {path or file}")
         return found
@@ -589,7 +572,6 @@ def _keep_settings(context: click.Context, _: click.Parameter, settings: tuple[s
 
 
 _SETTINGS = f"{__name__}.settings"
-KEPT = f"{__name__}.kept"  # the file that stands in for --config, in the meta of a context
 config_option = together(
     option(
         FILE,
@@ -689,18 +671,6 @@ def section_text(name: str) -> str:
     return "\n".join([f"## {name}\n", about, "", *lines, ""])
 
 
-def page() -> str:
-    """The text of docs/configuration.md."""
-    return "\n".join([_HEAD, *map(section_text, SECTIONS)])
-
-
-def defaults() -> str:
-    """A YAML file with every option at its default."""
-    sections = Experiment().to_dict()
-    sections["network"] = _network("tdnnf", {})
-    return "".join(_dump({name: options}) for name, options in sections.items())
-
-
 def differences(experiment: Experiment) -> Iterator[str]:
     """A line for each option that differs from its default."""
     kind = experiment.network.get("kind", "tdnnf")
@@ -751,6 +721,8 @@ def config(
     if file is not None:
         click.echo("\n".join(differences(read_experiment(file))) or f"{file}: every option has its default")
     elif as_file:
-        click.echo(defaults(), nl=False)
+        every = {**Experiment().to_dict(), "network": _network("tdnnf", {})}
+        click.echo("".join(_dump({name: options}) for name, options in every.items()), nl=False)
     else:
-        click.echo("\n".join(map(section_text, sections)) if sections else page(), nl=False)
+        head = [] if sections else [_HEAD]
+        click.echo("\n".join([*head, *map(section_text, sections or SECTIONS)]), nl=False)

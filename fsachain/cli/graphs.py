@@ -395,18 +395,15 @@ def _of_graph(
         plain = remove_epsilons(graph, range(len(graph.src)))[0]
         if labels == "phones":
             return numerator_of_phones(plain, [NO_WORD] * len(plain.src), (), name=name, **how)
-        return _numerator_of_pdfs(input_fsa(plain), how["tree"].num_pdfs, how["normalization"])
+        fsa, num_pdfs = input_fsa(plain), how["tree"].num_pdfs
+        if fsa.num_arcs and fsa.pdf.max() >= num_pdfs:
+            raise GraphError(f"has pdf {fsa.pdf.max()}; the tree has {num_pdfs}")
+        if how["normalization"] is not None:
+            fsa, _ = product(fsa, how["normalization"])
+        if not fsa.num_arcs:
+            raise GraphError("no path is left, or none that the normalization accepts")
+        none = np.zeros(fsa.num_arcs, dtype=np.int32)
+        return Numerator(fsa, (), none, none + NO_WORD, none.astype(np.bool_))
     except (DataError, GraphError) as error:
         text = str(error)
         raise GraphError(text if repr(name) in text else f"utterance {name!r}: {text}") from error
-
-
-def _numerator_of_pdfs(fsa: Fsa, num_pdfs: int, normalization: Fsa | None) -> Numerator:
-    if fsa.num_arcs and fsa.pdf.max() >= num_pdfs:
-        raise GraphError(f"has pdf {fsa.pdf.max()}; the tree has {num_pdfs}")
-    if normalization is not None:
-        fsa, _ = product(fsa, normalization)
-    if not fsa.num_arcs:
-        raise GraphError("no path is left, or none that the normalization accepts")
-    none = np.zeros(fsa.num_arcs, dtype=np.int32)
-    return Numerator(fsa, (), none, none + NO_WORD, none.astype(np.bool_))

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from fsachain.cli.config import TOPOLOGIES, Experiment, PhoneLmConfig, config_option
+from fsachain.cli.config import CONFIG, TOPOLOGIES, Experiment, PhoneLmConfig, config_option
 from fsachain.cli.options import DATA, FILE, OUT, Read, command, note, option, seed_option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.utterance import Fault
@@ -28,7 +28,6 @@ from fsachain.progress import counter
 
 LEXICON = "lexicon.json"
 TREE = "tree.npz"
-CONFIG = "config.yaml"
 
 
 @dataclass(frozen=True)
@@ -47,10 +46,6 @@ class Lang:
     def name(self) -> str:
         return "the language folder" if self.folder is None else str(self.folder)
 
-    @property
-    def config_file(self) -> Path | None:
-        return None if self.experiment is None or self.folder is None else self.folder / CONFIG
-
     def __str__(self) -> str:
         words, phones = self.lexicon.words, self.lexicon.phones
         return f"{counted(len(words), 'word')}, {counted(len(phones), 'phone')}, {counted(self.tree.num_pdfs, 'pdf')}"
@@ -65,6 +60,12 @@ class Lang:
             if any(set(entry.phones) - {silence} for entry in self.lexicon.pronunciations_of(word))
         )
 
+    @property
+    def ways(self) -> dict[str, set[tuple[int, ...]]]:
+        """The pronunciations of each word."""
+        pairs = zip(self.lexicon.words, self.lexicon.pronunciations, strict=True)
+        return {word: {way.phones for way in ways} for word, ways in pairs}
+
     def difference(self, other: Lang) -> str | None:
         """What of `other` gives pdfs or words another meaning; words and pronunciations may be more, or fewer."""
         where = ("the model", other.name)
@@ -74,23 +75,17 @@ class Lang:
                 told
                 or f"silence is {self.lexicon.silence} in {where[0]}, {other.lexicon.silence} in {where[1]}"
             )
-        theirs = dict(zip(other.lexicon.words, other.lexicon.pronunciations, strict=True))
-        for word, ways in zip(self.lexicon.words, self.lexicon.pronunciations, strict=True):
-            spoken = [{way.phones for way in found} for found in (ways, theirs.get(word, ways))]
-            if spoken[0].isdisjoint(spoken[1]):
+        theirs = other.ways
+        for word, ways in self.ways.items():
+            if ways.isdisjoint(theirs.get(word, ways)):
+                spoken = (ways, theirs[word])
                 one, two = (" ".join(self.lexicon.phones[p - 1] for p in min(found)) for found in spoken)
                 return f"{word!r} is said {one!r} in {where[0]}, {two!r} in {where[1]}, which has no way in common"
         return None
 
     def other_words(self, other: Lang) -> str | None:
         """How many words of `other` are new, missing or said in other ways, and the first of each; phones are the same."""
-        mine, theirs = (
-            {
-                word: {way.phones for way in ways}
-                for word, ways in zip(lang.lexicon.words, lang.lexicon.pronunciations, strict=True)
-            }
-            for lang in (self, other)
-        )
+        mine, theirs = self.ways, other.ways
         kinds = {
             "more": [word for word in theirs if word not in mine],
             "fewer": [word for word in mine if word not in theirs],

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-import click
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from torch import nn
 
 from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.lang import LEXICON, TREE, Lang, load_lang
-from fsachain.cli.options import FOLDER, Read, note, option
+from fsachain.cli.options import FOLDER, Command, Read, note, option
 from fsachain.data.augment import shift_frames
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples
@@ -230,19 +230,25 @@ def lang_of(model: AcousticModel) -> Lang:
     return load_lang(next((found for found in beside if found.is_dir()), beside[1]))
 
 
-def _read_lang(context: click.Context, _: click.Parameter, folder: Path | None) -> Lang:
-    model = context.params["model"]
-    lang = load_lang(folder) if folder else lang_of(model)
-    check_lang(model, lang)
-    return lang
+def _model_lang_option(command: Command, parameter: str = "") -> Any:
+    @wraps(command)
+    def run(**arguments: Any) -> None:
+        check_lang(arguments["model"], arguments["lang"])
+        command(**arguments)
+
+    declare = option(
+        FOLDER,
+        "Folder made by `fsachain lang`, with other words than the model holds.  [default: the model's own]",
+        "--lang",
+        is_eager=True,
+        callback=lambda context, _, folder: load_lang(folder) if folder else lang_of(context.params["model"]),
+    )
+    return declare(run, parameter)
 
 
-model_lang_option = option(
-    FOLDER,
-    "Folder made by `fsachain lang`, with other words than the model holds.  [default: the model's own]",
-    "--lang",
-    is_eager=True,
-    callback=_read_lang,
+_model_lang_option.default = None  # type: ignore[attr-defined]
+model_lang_option: Any = (
+    _model_lang_option  # the default of the parameter `lang` of a command that has a model; checked
 )
 
 
@@ -322,16 +328,10 @@ def read_weights(path: Path) -> tuple[Tensors, dict[str, Any]]:
     return tensors, header
 
 
-class Beginning(NamedTuple):
-    """A network before its first step, lines that say what it is, and which weights it took from `init_from`."""
-
-    network: Network
-    lines: tuple[str, ...]
-    taken: TakenWeights | None
-
-
-def begin_network(experiment: Experiment, spec: NetworkSpec, lang: Lang | None = None) -> Beginning:
-    """The network with random weights, or those of `network.init_from` where they fit.
+def begin_network(
+    experiment: Experiment, spec: NetworkSpec, lang: Lang | None = None
+) -> tuple[Network, list[str], TakenWeights | None]:
+    """The network before its first step, lines that say what it is, and which weights it took from `network.init_from`.
 
     The path counts from the working directory. Where that model was trained with other features, or with words and pdfs of
     another meaning than in `lang`, a line says so.
@@ -339,7 +339,7 @@ def begin_network(experiment: Experiment, spec: NetworkSpec, lang: Lang | None =
     network = spec.build()
     first = f"network: {spec.kind}, {counted(num_parameters(network), 'parameter')}"
     if spec.init_from is None:
-        return Beginning(network, (first,), None)
+        return network, [first], None
     path = Path(spec.init_from)
     weights, header = read_weights(path)
     try:
@@ -357,4 +357,4 @@ def begin_network(experiment: Experiment, spec: NetworkSpec, lang: Lang | None =
     difference = _lang_of_files(files, path).difference(lang) if files and lang is not None else None
     if difference is not None:
         told.append(f"init_from {path}: was trained with other words or pdfs: {difference}")
-    return Beginning(network, tuple(told), taken)
+    return network, told, taken

@@ -10,7 +10,6 @@ import os
 import platform
 import re
 import resource
-import shutil
 import subprocess
 import sys
 import time
@@ -45,21 +44,12 @@ def versions() -> dict[str, str]:
 
 def commit(folder: Path) -> str | None:
     """With "+" behind it where files differ from it; None where it is unknown."""
-    git = shutil.which("git")
-    if git is None:
-        return None
-
-    def ask(*arguments: str) -> str:
-        done = subprocess.run(
-            [git, "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
-        )
-        return done.stdout.strip()
-
+    asked = ["git", "-C", str(folder), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
     try:
-        changed = ask("status", "--porcelain", "--untracked-files=no")
-        return ask("rev-parse", "HEAD") + ("+" if changed else "")
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return None
+    return done.stdout.strip()
 
 
 def open_log(folder: Path) -> JsonLinesLog:

@@ -38,11 +38,11 @@ from typing import Any
 import click
 
 from fsachain.cli.alignment import align, compare_times, learn_boundaries
-from fsachain.cli.config import KEPT, Experiment, config_option
+from fsachain.cli.config import CONFIG, Experiment, config_option
 from fsachain.cli.decoding import WEIGHTS, DecodingGraphs, decode_data, rescore_data, tune_data
 from fsachain.cli.graphs import den_graph as make_denominator
 from fsachain.cli.graphs import load_normalization, make_numerators
-from fsachain.cli.lang import CONFIG, Lang, load_lang, make_grammar
+from fsachain.cli.lang import Lang, load_lang, make_grammar
 from fsachain.cli.lang import lang as make_lang
 from fsachain.cli.lang import phone_lm as make_phone_lm
 from fsachain.cli.model import (
@@ -262,13 +262,8 @@ def _align(run: Run) -> None:
     out, model = run.exp / "align", run.model(run.exp)
     learn_boundaries(model, run.lang, run.data("train"), run.resources)
     print(align(model, run.data("test"), out, run.lang, resources=run.resources))
-    for line in _times(run):
+    for line in compare_times(run.inputs["test"], out, run.lang.lexicon.silence):
         print(line)
-
-
-def _times(run: Run) -> list[str]:
-    """How far the alignments are from times that the test set has, if it has."""
-    return compare_times(run.inputs["test"], run.exp / "align", run.lang.lexicon.silence)
 
 
 def _report(run: Run) -> None:
@@ -279,10 +274,12 @@ def _report(run: Run) -> None:
     trained = sum(epoch["seconds"] for epoch in epochs)
     share = sum(epoch["loss_share"] * epoch["seconds"] for epoch in epochs) / trained
     parameters, seed = num_parameters(run.model(run.exp).network), run.config.train.seed
+    scored = {"test": decoded, **({"rescored": run.exp / "rescore"} if run.rescores else {})}
     lines = [
-        f"test         {(decoded / 'wer.txt').read_text().splitlines()[0]}",
+        *(f"{name:12} {(out / 'wer.txt').read_text().splitlines()[0]}" for name, out in scored.items()),
         f"dev          WER {dev['wer']:.2f} %, LM weight {dev['lm_weight']:g}, "
         f"word insertion penalty {dev['word_insertion_penalty']:g}",
+        *compare_times(run.inputs["test"], run.exp / "align", run.lang.lexicon.silence),
         f"size         {counted(parameters, 'parameter')}, seed {seed}",
         f"training     {counted(len(epochs), 'epoch')}, {trained:.1f} s, of which the loss took {100 * share:.0f} %",
         f"time         {'  '.join(f'{one.name} {one.seconds:.1f} s' for one in stages if one.seconds is not None)}",
@@ -293,10 +290,6 @@ def _report(run: Run) -> None:
         f"report       {run.exp / REPORT}",
     ]
     report(run.exp, run.exp / REPORT, run.base)
-    lines[2:2] = _times(run)
-    if run.rescores:
-        rescored = (run.exp / "rescore" / "wer.txt").read_text().splitlines()[0]
-        lines.insert(1, f"rescored     {rescored}")
     (run.exp / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 
@@ -458,15 +451,7 @@ def _keep(run: Run, done: Mapping[str, str]) -> None:
     write_text(run.exp / RUN, json.dumps(kept, indent=1) + "\n")
 
 
-def _keep_config(context: click.Context, parameter: click.Parameter, folder: Path | None) -> Path | None:
-    """Take the configuration of the last run in EXP, or else of the first pass, where none is given."""
-    if folder is not None and (folder / CONFIG).is_file():
-        known = context.meta.get(KEPT) if parameter.name == "first" else None
-        context.meta[KEPT] = known or folder / CONFIG
-    return folder
-
-
-@command(exp={"type": OUT, "is_eager": True, "callback": _keep_config})
+@command(exp={"type": OUT, "is_eager": True})
 @option(DATA, "Training set, as `fsachain train` takes it.", "--train")
 @option(DATA, "Data set on which weights are chosen.", "--dev")
 @option(DATA, "Data set that is scored.", "--test")
@@ -489,7 +474,6 @@ def run(
         FOLDER,
         "Folder of another run, whose model says when phones are spoken: trains anew, on chunks.",
         is_eager=True,
-        callback=_keep_config,
     ),
     experiment: Experiment = config_option,
     begin: str | None = option(click.Choice(NAMES), "First stage.  [default: what is not done]", "--from"),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import numpy as np
@@ -73,13 +73,8 @@ def read_scores(source: str) -> Iterator[tuple[str, Scores]]:
     yield from arrays.items()
 
 
-class Run(NamedTuple):
-    """Utterances that are computed at once: names, graphs (one for all, or one each), scores [N, T, P], lengths."""
-
-    names: list[str]
-    graphs: Fsa | list[Fsa]
-    scores: Scores
-    lengths: list[int]
+# Utterances that are computed at once: names, graphs (one for all, or one each), scores [N, T, P], lengths.
+Run = tuple[list[str], Fsa | list[Fsa], Scores, list[int]]
 
 
 def runs(
@@ -104,35 +99,28 @@ def runs(
     with counter("utterances") as update:
         while batch := list(islice(pairs, LANES)):
             names, matrices = [name for name, _ in batch], [matrix for _, matrix in batch]
+            width, lengths = matrices[0].shape[1], list(map(len, matrices))
             for name, matrix in batch:
-                if matrix.shape[1] != matrices[0].shape[1]:
-                    widths = (
-                        f"{matrix.shape[1]} columns; expected {matrices[0].shape[1]} as those of {names[0]!r}"
+                if matrix.shape[1] != width:
+                    raise DataError(
+                        f"scores of {name!r} have {matrix.shape[1]} columns; expected {width} as those of {names[0]!r}"
                     )
-                    raise DataError(f"scores of {name!r} have {widths}")
-            lengths = list(map(len, matrices))
-            padded = np.zeros((len(batch), max(lengths), matrices[0].shape[1]), np.result_type(*matrices))
+            padded = np.zeros((len(batch), max(lengths), width), np.result_type(*matrices))
             for row, matrix in zip(padded, matrices, strict=True):
                 row[: len(matrix)] = matrix
             own = graphs if isinstance(graphs, Fsa) else [graphs[name] for name in names]
-            yield Run(names, own, padded, lengths)
+            yield names, own, padded, lengths
 
 
-@lru_cache(maxsize=LANES)
-def _denominator(fsa: Fsa, num_pdfs: int) -> DenominatorGraph:
-    return DenominatorGraph(fsa, num_pdfs)
+_denominator = lru_cache(maxsize=LANES)(DenominatorGraph)
 
 
 def _batch(graphs: Fsa | list[Fsa], scores: Scores, *, begins: str = "start") -> TableBatch:
     """For scores [N, T, P]; `begins` anywhere: each graph as a denominator."""
     size, _, width = scores.shape
-
-    def use(fsa: Fsa) -> Graph:
-        return fsa if begins == "start" else _denominator(fsa, width)
-
-    return (
-        TableBatch.pack(map(use, graphs)) if isinstance(graphs, list) else TableBatch.share(use(graphs), size)
-    )
+    every = graphs if isinstance(graphs, list) else [graphs]
+    used: list[Graph] = [fsa if begins == "start" else _denominator(fsa, width) for fsa in every]
+    return TableBatch.pack(used) if isinstance(graphs, list) else TableBatch.share(used[0], size)
 
 
 def _write(matrices: Iterator[tuple[str, Scores]], path: Path | None) -> None:

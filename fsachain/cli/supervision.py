@@ -59,7 +59,7 @@ class Supervising(NamedTuple):
 
     @classmethod
     def of(cls, experiment: Experiment, lang: Lang, normalization: Fsa) -> Supervising:
-        network, options = experiment.network_spec(lang.tree.num_pdfs), experiment.supervision
+        network, options = experiment.network_spec(lang.tree.num_pdfs).sketch, experiment.supervision
         times = {
             "left_tolerance": options.left_tolerance,
             "right_tolerance": options.right_tolerance,
@@ -283,7 +283,7 @@ def tie_tree(
     spoken = by_utterance(read_ctm(alignment))
     phones, topology = lang.lexicon.phones, lang.tree.topology
     experiment = experiment.fitted(data)
-    network = experiment.network_spec(lang.tree.num_pdfs)
+    network = experiment.network_spec(lang.tree.num_pdfs).sketch
     statistics = BiphoneStatistics(len(phones), topology, experiment.features.num_features)
     data, (examples,) = resources.load(data, experiment.features)
     aligned = [example for example in examples if example.id in spoken]

@@ -35,7 +35,6 @@ from fsachain.cli.training_data import ChunkedSet, Loader, TrainingSet, read_tra
 from fsachain.data.dataset import Example
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.data.utterance import Fault, fault_table, write_faults
-from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError, FsachainError, GraphError, LeftOutError, counted
 from fsachain.files import parse_json, write_text
 from fsachain.graph.numerator import build_numerator, made_with, told_floored
@@ -49,7 +48,6 @@ from fsachain.train.stopping import stoppable
 from fsachain.train.trainer import Trainer, TrainResult
 from fsachain.train.world import World
 
-COMPILED = Path("-")  # in place of numerators: they are compiled while the training runs
 NUMERATORS = click.Path(exists=True, allow_dash=True, path_type=Path)
 
 
@@ -114,14 +112,8 @@ def train(
         recorded_command(out, "train", config=experiment.to_dict()) if world.is_first else stoppable(),
         executor_at(scheduler) as executor,
     ):
-        train_set: TrainingSet | ChunkedSet = TrainingSet(read(data), None)
-        if numerators != COMPILED:
-            train_set = read_training_set(train_set.data, numerators, lang)
-        dev_set = None
-        if dev is not None:
-            dev_data = read(dev[0])
-            compiled = dev[1] == COMPILED
-            dev_set = TrainingSet(dev_data, None) if compiled else TrainingSet.read(dev_data, dev[1], lang)
+        train_set = read_training_set(read(data), numerators, lang)
+        dev_set = None if dev is None else TrainingSet.read(read(dev[0]), dev[1], lang)
         result = train_model(
             experiment,
             lang,
@@ -156,24 +148,28 @@ def train_model(
     stream: bool = False,
     shards_at_once: int | None = None,
     left_out: Sequence[Fault] = (),
-    world: World | None = None,
+    world: World,
 ) -> TrainResult:
     """Train a network and write it to `out`; continues a training that was broken off.
 
     Where several processes train together (`world`), all call this with the same arguments. The first loads the data before
-    the others, which then find features and statistics where it has put them; it alone writes to `out`.
-
-    `denominator` is the folder of `make_denominator`. With `stream` utterances are prepared ahead of their use and no
-    more are kept, see `Loader`; without it all features are in memory. `left_out` are faults of utterances that are not in
-    `train` or `dev`, reported with those found here.
+    the others, which then find features and statistics where it has put them; it alone writes to `out`. Faults `left_out`
+    are of utterances that are not in `train` or `dev`, reported with those found here.
     """
-    world = world or World.alone()
     graphs = load_denominator(lang, denominator)
     experiment = experiment.fitted(train.data, tell=world.is_first)
     if world.is_first:
         _claim_folder(experiment, lang, denominator, out)
     if dev is not None:
-        _refuse_shared_ids(train.data, dev.data)
+        words = train.data.transcripts
+        for (
+            one
+        ) in dev.data:  # tables go by id: one of two different utterances of one id would get the other's
+            if words.get(one.id, one.words) != one.words:
+                raise DataError(
+                    f"utterance {one.id!r} is in the training and the development set with different words; "
+                    "expected different ids"
+                )
         if dev.forgiving:
             raise DataError(
                 "the development set's numerators forgive errors of transcripts, so its objective would tell little; "
@@ -182,12 +178,30 @@ def train_model(
     unseen: list[Fault] = []
     if isinstance(train, TrainingSet):
         train, unseen = train.seen()
-    trainer, network = _begin(experiment, lang, graphs, out, world)
+    spec = experiment.network_spec(lang.tree.num_pdfs)
+    torch.manual_seed(experiment.train.seed)
+    if list_checkpoints(out / "checkpoints"):
+        spec = replace(spec, init_from=None)  # the training goes on; that file may be gone
+    network, lines, taken = begin_network(experiment, spec, lang)
+    if taken is not None and world.is_first:
+        JsonLinesLog(out / "train.jsonl").write("init", path=spec.init_from, **asdict(taken))
+    progress = ShownProgress() if world.is_first else Progress()
+    for line in lines:
+        progress.message(line)
+    trainer = Trainer(
+        cast(nn.Module, network),
+        LFMMILoss(graphs, **experiment.loss.at(0.0)),
+        experiment.train,
+        out,
+        progress=progress,
+        loss_schedules=experiment.loss.schedules,
+        world=world,
+    )
     facts = {}
     if dev is not None and world.is_first:
         facts["dev_floored"] = dev.num_floored(lang, denominator)
         if told := told_floored(facts["dev_floored"]):
-            trainer.progress.message(f"development set: {counted(len(dev.data), 'utterance')}{told}")
+            progress.message(f"development set: {counted(len(dev.data), 'utterance')}{told}")
     loader = Loader(experiment, lang, network.output_lengths, resources)
     with world.first("the first process to load the data"):
         if stream:
@@ -203,44 +217,12 @@ def train_model(
             sources.train, sources.dev, left_out=[*left_out, *unseen, *sources.faults], facts=facts
         )
     finally:
-        sources.close()
+        for source in filter(None, (sources.train, sources.dev)):
+            source.close()
     if world.is_first:
         network = cast(Network, trainer.model.eval())
         AcousticModel(experiment, network, sources.cmvn, lang).save(out / FINAL_MODEL)
     return result
-
-
-def _begin(
-    experiment: Experiment, lang: Lang, denominator: DenominatorGraph, out: Path, world: World
-) -> tuple[Trainer, Network]:
-    spec = experiment.network_spec(lang.tree.num_pdfs)
-    loss = LFMMILoss(denominator, **experiment.loss.at(0.0))
-    torch.manual_seed(experiment.train.seed)
-    if list_checkpoints(out / "checkpoints"):
-        spec = replace(spec, init_from=None)  # the training goes on; that file may be gone
-    begun = begin_network(experiment, spec, lang)
-    if begun.taken is not None and world.is_first:
-        JsonLinesLog(out / "train.jsonl").write("init", path=spec.init_from, **asdict(begun.taken))
-    progress = ShownProgress() if world.is_first else Progress()
-    for line in begun.lines:
-        progress.message(line)
-    model = cast(nn.Module, begun.network)
-    schedules = experiment.loss.schedules
-    trainer = Trainer(
-        model, loss, experiment.train, out, progress=progress, loss_schedules=schedules, world=world
-    )
-    return trainer, begun.network
-
-
-def _refuse_shared_ids(train: DataDir, dev: DataDir) -> None:
-    """Tables go by id: one of two different utterances of one id would get the other's."""
-    words = train.transcripts
-    for utterance in dev:
-        if words.get(utterance.id, utterance.words) != utterance.words:
-            raise DataError(
-                f"utterance {utterance.id!r} is in the training and the development set with different words; "
-                "expected different ids"
-            )
 
 
 def _claim_folder(experiment: Experiment, lang: Lang, denominator: Path, out: Path) -> None:
@@ -337,7 +319,7 @@ def validate_data(
     faults += broken
     if lang is None:
         return len(usable), faults
-    subsampling = experiment.network_spec(lang.tree.num_pdfs).subsampling
+    subsampling = experiment.network_spec(lang.tree.num_pdfs).sketch.subsampling
     pairs = list(zip(usable.utterances, examples, strict=True))
     found = (_too_short(one, example, lang, subsampling) for one, example in track(pairs, "transcripts"))
     too_short = [fault for fault in found if fault is not None]

@@ -44,6 +44,7 @@ from fsachain.train.source import (
     Task,
 )
 
+COMPILED = Path("-")  # in place of numerators: they are compiled while the training runs
 STATISTICS = "cmvn.npz"
 STATISTICS_UTTERANCES = 5000  # that global statistics are taken from; more would not change them
 
@@ -63,6 +64,8 @@ class TrainingSet:
     @classmethod
     def read(cls, data: DataDir, path: Path, lang: Lang | None) -> TrainingSet:
         """With the numerators of whole utterances, from a file or a folder of shards, which `lang` made."""
+        if path == COMPILED:
+            return cls(data, None)
         if path.is_dir():
             shards = TableShards(path)
             origin = shards.origin
@@ -146,8 +149,14 @@ class ChunkedSet:
     numerators: Mapping[str, list[list[Chunk]]]
     path: Path
 
-    def cut(self, copies: list[list[Example]], network: NetworkSpec) -> list[list[Example]]:
+    def cut(self, copies: list[list[Example]], spec: NetworkSpec) -> list[list[Example]]:
         """Chunks come with as much context as the network sees; utterances without are left out."""
+        subsampling, context = spec.sketch.subsampling, spec.sketch.context
+        if context is None:
+            raise ConfigError(
+                f"network.kind: each output of {spec.kind} sees the whole utterance; expected a network of bounded context, "
+                "such as a conformer with network.chunk"
+            )
         found: list[list[Example]] = [[] for _ in copies]
         for utterance, *examples in zip(self.data.utterances, *copies, strict=True):
             lists = self.numerators.get(utterance.id)
@@ -160,19 +169,24 @@ class ChunkedSet:
                     f"{', '.join(example.id for example in examples)}; supervise anew after a change of speeds"
                 )
             for made, example, chunks in zip(found, examples, lists, strict=True):
-                made += [self._cut_one(example, chunk, network) for chunk in chunks]
+                frames = -(-example.num_frames // subsampling)
+                for chunk in chunks:
+                    if frames != chunk.of_frames:
+                        raise DataError(
+                            f"{self.path}: chunk {chunk.id!r} is of {chunk.of_frames} output frames, the utterance has "
+                            f"{frames}; supervise anew after a change of features or network"
+                        )
+                    made.append(
+                        cut_example(
+                            example,
+                            chunk.start,
+                            chunk.frame_weights,
+                            subsampling=subsampling,
+                            context=context,
+                            name=chunk.id,
+                        )
+                    )
         return found
-
-    def _cut_one(self, example: Example, chunk: Chunk, network: NetworkSpec) -> Example:
-        subsampling = network.subsampling
-        frames = -(-example.num_frames // subsampling)
-        if frames != chunk.of_frames:
-            raise DataError(
-                f"{self.path}: chunk {chunk.id!r} is of {chunk.of_frames} output frames, the utterance has "
-                f"{frames}; supervise anew after a change of features or network"
-            )
-        part = chunk.start, chunk.frame_weights
-        return cut_example(example, *part, subsampling=subsampling, context=network.context, name=chunk.id)
 
     def tables(self, num_pdfs: int, prefixes: Sequence[str]) -> dict[str, TransitionTable]:
         """By the ids of the chunks, which have the prefix of their copy already."""
@@ -181,8 +195,8 @@ class ChunkedSet:
 
 
 def read_training_set(data: DataDir, numerators: Path, lang: Lang | None) -> TrainingSet | ChunkedSet:
-    """The utterances with what `num-graphs`, `num-tables` (a folder) or `supervise` wrote for them."""
-    if not numerators.is_dir() and holds_chunks(numerators):
+    """The utterances with what `num-graphs`, `num-tables` (a folder) or `supervise` wrote for them, or "-" for nothing."""
+    if numerators != COMPILED and not numerators.is_dir() and holds_chunks(numerators):
         check_origin(lang, origin_of(numerators), numerators)
         return ChunkedSet(data, load_chunks(numerators), numerators)
     return TrainingSet.read(data, numerators, lang)
@@ -203,12 +217,6 @@ class Sources:
     train: Source
     dev: Source | None
     faults: list[Fault] = field(default_factory=list)
-
-    def close(self) -> None:
-        """End the workers of streams."""
-        for source in (self.train, self.dev):
-            if isinstance(source, StreamSource):
-                source.close()
 
 
 @dataclass(frozen=True)
@@ -234,10 +242,6 @@ class Loader:
         train = self.experiment.train
         found = {"batch_size": train.batch_size, "batch_frames": train.batch_frames, "seed": train.seed}
         return {**found, "views": self.experiment.loss.views}
-
-    @property
-    def _folder(self) -> str | None:
-        return None if self.resources.cache is None else str(self.resources.cache)
 
     def load(self, train: TrainingSet | ChunkedSet, dev: TrainingSet | None) -> Sources:
         """With all features in memory."""
@@ -322,7 +326,7 @@ class Loader:
             augmentation = self.experiment.augment
             return StreamSource(
                 corpus,
-                Preparation(self.experiment.features, cmvn, augmentation, maker, self._folder),
+                Preparation(self.experiment.features, cmvn, augmentation, maker, resources.cache),
                 self.output_lengths,
                 num_threads=resources.workers,
                 num_processes=resources.jobs,
@@ -401,7 +405,9 @@ class Loader:
         self, pairs: Sequence[tuple[Utterance, Perturbation]]
     ) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Speakers and features as they are; what cannot be read is left out here, and named when its turn comes."""
-        plain = Preparation(self.experiment.features, Cmvn(CmvnConfig("none")), cache_dir=self._folder)
+        plain = Preparation(
+            self.experiment.features, Cmvn(CmvnConfig("none")), cache_dir=self.resources.cache
+        )
         tasks = ([Task(None, tuple(pairs[begin : begin + PIECE]))] for begin in range(0, len(pairs), PIECE))
         count = self.resources.workers
         with Workers(plain, num_threads=count, executor=self.resources.executor) as workers:

@@ -303,7 +303,10 @@ def by_chunk(
 
 
 def load_chunk(
-    utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation, folder: str | None
+    utterances: tuple[Utterance, ...],
+    config: FeatureConfig,
+    perturbation: Perturbation,
+    folder: str | Path | None,
 ) -> list[NDArray[np.float32]]:
     """Features of one chunk: from its file if that is sound, else computed and, with a folder, written there."""
     path, identities = None, audio_identities(utterances, config) if folder and not config.dither else None

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,6 +159,9 @@ class Source(ABC):
         self, steps: Sequence[Sequence[int]], versions: NDArray[np.int64], epoch: int | None, share: Share
     ) -> Iterator[tuple[SupervisedBatch, ...]]:
         """The micro-batches of steps given as places of utterances; features are augmented where an epoch is given."""
+
+    def close(self) -> None:  # noqa: B027 (most sources have nothing to close)
+        """End the workers, of a source that has some."""
 
     @property
     def num_utterances(self) -> int:
@@ -308,7 +312,7 @@ class Preparation:
     cmvn: Cmvn
     augmentation: AugmentConfig | None = None
     maker: NumeratorMaker | None = None
-    cache_dir: str | None = None
+    cache_dir: str | Path | None = None
 
     def __call__(self, task: Task) -> list[Prepared]:
         """For each utterance the example, its numerator and the fewest frames of that; or what is wrong with it."""
@@ -400,7 +404,6 @@ class StreamSource(Source):
         return [None if change is None else asdict(change), ids, *shards]
 
     def close(self) -> None:
-        """End the workers."""
         self._workers.close()
 
     def _frames(self, versions: NDArray[np.int64]) -> list[int]:
