@@ -51,20 +51,15 @@ AT_ONCE = 64  # utterances between two writes of what is done
 DEV_SHARE = 20  # of so many utterances one is looked at while a model trains
 
 
-@dataclass(frozen=True)
-class Part:
-    """One utterance as it lies in the corpus: a recording or a stretch of it, in seconds, and what is said.
+@dataclass
+class Part(Utterance):
+    """One utterance as it lies in the corpus: a recording or a stretch of it; its TextGrid goes to `place` in the output."""
 
-    `place` is where its TextGrid goes, in the output.
-    """
+    place: Path = Path()
 
-    id: str
-    speaker: str
-    audio: Path
-    text: str
-    place: Path
-    start: float = 0.0
-    end: float | None = None
+    @property
+    def file(self) -> Path:
+        return Path(self.audio or "")
 
 
 def find_parts(corpus: Path) -> tuple[list[Part], list[Fault]]:
@@ -87,9 +82,9 @@ def find_parts(corpus: Path) -> tuple[list[Part], list[Fault]]:
             elif text is None:
                 faults.append(Fault(name, f"{audio}: no .TextGrid, .lab or .txt beside it", "missing file"))
             else:
-                said = " ".join(word for _, line in text_lines(text, longest=LONGEST_TEXT) for word in line)
+                said = tuple(word for _, line in text_lines(text, longest=LONGEST_TEXT) for word in line)
                 speaker = where.parent.as_posix().replace("/", "-") if where.parent.name else name
-                parts.append(Part(name, "_".join(speaker.split()), audio, said, where))
+                parts.append(Part(name, "_".join(speaker.split()), said, str(audio), place=where))
         except DataError as error:
             faults.append(Fault(name, str(error), "table"))
     return parts, faults
@@ -106,10 +101,12 @@ def _of_grid(path: Path, audio: Path, name: str, place: Path) -> list[Part]:
     except Exception as error:  # whatever its parser meets in a damaged file
         raise DataError(f"{path}: cannot be read as a TextGrid: {error}") from error
     spoken = [row for row in sorted(rows, key=lambda row: row[1][0]) if row[1][2].strip()]
-    return [
-        Part(f"{name}-{n:04d}", "_".join(tier.split()) or name, audio, text, place, float(start), float(end))
-        for n, (tier, (start, end, text)) in enumerate(spoken)
-    ]
+    parts = []
+    for n, (tier, (start, end, text)) in enumerate(spoken):
+        speaker, said = "_".join(tier.split()) or name, tuple(text.split())
+        said_by = f"{name}-{n:04d}", speaker, said, str(audio)
+        parts.append(Part(*said_by, float(start), float(end), place=place))
+    return parts
 
 
 def in_words_of(text: str, lexicon: Lexicon | None) -> list[str]:
@@ -132,12 +129,9 @@ def of_data(data: DataDir) -> list[Part]:
             )
         whole = one.start == 0.0 and one.end is None
         name = one.id if whole else Path(one.audio).stem
-        place = Path(textgrid_name(one.speaker).removesuffix(".TextGrid"), textgrid_name(name)).with_suffix(
-            ""
-        )
-        parts.append(
-            Part(one.id, one.speaker, Path(one.audio), " ".join(one.words), place, one.start, one.end)
-        )
+        speaker, own = (textgrid_name(part).removesuffix(".TextGrid") for part in (one.speaker, name))
+        stretch = one.id, one.speaker, one.words, one.audio, one.start, one.end
+        parts.append(Part(*stretch, place=Path(speaker, own)))
     return parts
 
 
@@ -150,17 +144,17 @@ def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int,
     lines: dict[str, list[str]] = {"wav.scp": [], "segments": [], "text": [], "utt2spk": []}
     faults, recordings, converted = [], dict[Path, str](), out / "audio"
     for part in parts:
-        words = in_words_of(part.text, lexicon)
+        words = in_words_of(" ".join(part.words), lexicon)
         if not words:
             faults.append(Fault(part.id, f"utterance {part.id!r}: the transcript is empty", "empty text"))
             continue
-        if part.audio not in recordings:
+        if part.file not in recordings:
             try:
-                recording = Recording(part.audio, sample_rate)
-                path, info = part.audio.resolve(), soundfile.info(part.audio)
+                recording = Recording(part.file, sample_rate)
+                path, info = part.file.resolve(), soundfile.info(part.file)
                 if info.samplerate != sample_rate or info.channels != 1:
                     path = converted / f"{textgrid_name(part.id).removesuffix('.TextGrid')}.flac"
-                    if not path.is_file() or path.stat().st_mtime <= part.audio.stat().st_mtime:
+                    if not path.is_file() or path.stat().st_mtime <= part.file.stat().st_mtime:
                         with (
                             replacing(path) as file,
                             soundfile.SoundFile(file, "w", sample_rate, 1, format="FLAC") as sink,
@@ -170,10 +164,10 @@ def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int,
             except (DataError, RuntimeError) as error:
                 faults.append(Fault(part.id, str(error), "unreadable audio"))
                 continue
-            recordings[part.audio] = part.id
+            recordings[part.file] = part.id
             lines["wav.scp"].append(f"{part.id} {path}")
         end = -1.0 if part.end is None else part.end
-        lines["segments"].append(f"{part.id} {recordings[part.audio]} {part.start:g} {end:g}")
+        lines["segments"].append(f"{part.id} {recordings[part.file]} {part.start:g} {end:g}")
         lines["text"].append(" ".join([part.id, *words]))
         lines["utt2spk"].append(f"{part.id} {part.speaker}")
     for name, table in lines.items():
@@ -293,7 +287,7 @@ class Checked:
             times = f"{entry.start:.2f} to {entry.start + entry.duration:.2f} s, confidence {entry.confidence:.2f}"
             words.append({"label": entry.label, "kind": kind, "title": times})
         words += [{"label": self.words[n], "kind": "deletion", "title": "not said"} for n in found.skipped]
-        place = quote(os.path.relpath(part.audio.resolve(), out.resolve()))
+        place = quote(os.path.relpath(part.file.resolve(), out.resolve()))
         end = "" if part.end is None else f",{part.end:g}"
         stretch = f"#t={part.start:g}{end}" if part.start or end else ""
         return {
@@ -392,10 +386,9 @@ def align_corpus(
         known: Lexicon | None = lang_of(model).lexicon
     else:
         features = experiment.features
-        heard = [Utterance(one.id, one.speaker, (), str(one.audio), one.start, one.end) for one in parts]
-        rate = features.sample_rate or min(WIDE_BAND, features.fitted(heard).sample_rate or WIDE_BAND)
+        rate = features.sample_rate or min(WIDE_BAND, features.fitted(parts).sample_rate or WIDE_BAND)
         known = None if lexicon is None else Lexicon.read(lexicon, silence=experiment.lang.silence)
-        experiment = replace(experiment, features=replace(features, sample_rate=rate).fitted(heard))
+        experiment = replace(experiment, features=replace(features, sample_rate=rate).fitted(parts))
     data = out / "data"
     resources.leave_out(write_data(parts, known, rate, data), len(parts), str(corpus))
     if model is None:

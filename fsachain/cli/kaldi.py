@@ -22,7 +22,6 @@ from fsachain.cli.options import (
     FILE,
     FOLDER,
     OUT,
-    Commands,
     command,
     jobs_option,
     many,
@@ -61,7 +60,7 @@ IMPOSSIBLE_OBJF = -10.0  # what Kaldi counts per frame where a numerator has no 
 Lines = Iterable[str]
 
 
-@click.group(cls=Commands)
+@click.group()
 def kaldi() -> None:
     """Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide."""
 

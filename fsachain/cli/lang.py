@@ -273,10 +273,8 @@ def write_phone_lm(out: Path, fsa: Fsa, phones: Sequence[str]) -> str:
 def check_phone_names(lang: Lang, path: Path) -> None:
     """The phones of an OpenFst file must be those of the language folder, as far as it names them."""
     named = read_input_symbols(path)[1:]
-    difference = (
-        name_difference(named, lang.lexicon.phones, "phone", (str(path), lang.name)) if named else None
-    )
-    if difference is not None:
+    difference = name_difference(named, lang.lexicon.phones, "phone", (str(path), lang.name))
+    if named and difference is not None:
         raise DataError(f"{path}: made with another language folder: {difference}; make it anew")
 
 

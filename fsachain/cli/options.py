@@ -22,15 +22,6 @@ OUT = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
 
 
-class Commands(click.Group):
-    """A group whose help has the whole first paragraph of each command."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        texts = {name: (command.help or "").split("\n\n")[0] for name, command in self.commands.items()}
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, " ".join(text.split())) for name, text in sorted(texts.items())])
-
-
 class Read(click.Path):
     """A file or folder whose argument or option comes as what `read` makes of it."""
 
@@ -115,7 +106,9 @@ def command(
             left = {name: one.default for name, one in options.items()}
             return work(**left | dict(zip(defaults, given, strict=False)) | named)
 
-        call.as_command = (click if group is None else group).command(name)(function)  # type: ignore[attr-defined]
+        first = " ".join(text.split("\n\n")[0].split())  # whole in the help of a group
+        declare = (click if group is None else group).command(name, short_help=first)
+        call.as_command = declare(function)  # type: ignore[attr-defined]
         return cast(Work, call)
 
     return decorate

@@ -30,7 +30,6 @@ from fsachain.cli.options import (
     FOLDER,
     OUT,
     PATH,
-    Commands,
     command,
     commands_option,
     den_option,
@@ -200,7 +199,7 @@ def _scalars(event: dict[str, Any]) -> Iterator[tuple[str, float]]:
             yield name.replace(".", "/"), figure
 
 
-@click.group(cls=Commands)
+@click.group()
 def plot() -> None:
     """Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each.
 

@@ -29,8 +29,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -112,12 +112,10 @@ class Run:
     @property
     def stages(self) -> dict[str, Stage]:
         """By name, in order."""
-        begin = FIRST_PASS if self.first is None else SECOND_PASS
-        return {
-            name: stage
-            for name, stage in {**begin, **BOTH_PASSES}.items()
-            if name != "rescore" or self.rescores
-        }
+        stages = {**(FIRST_PASS if self.first is None else SECOND_PASS), **BOTH_PASSES}
+        if not self.rescores:
+            del stages["rescore"]
+        return stages
 
     @property
     def rescores(self) -> bool:
@@ -371,7 +369,7 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
     names = run.world.from_first(_chosen(run, digests, begin, end))
     if not run.world.is_first:
         for name in names:
-            with stoppable(), run.world.first(f"stage {name}") if name not in TOGETHER else nullcontext():
+            with stoppable(), _alone(run, name):
                 if name in TOGETHER:
                     stages[name].work(run)
         return
@@ -392,18 +390,23 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
     )
     done = {name: digest for name, digest in _kept(run.exp).get("done", {}).items() if name not in names}
     taken: dict[str, float] = {}
+    before = {path: path.read_bytes() for path in (run.exp / CONFIG, run.exp / RUN) if path.is_file()}
     with (
         nullcontext() if run.world.size == 1 else suppress(LeftOutError),
         run.resources.listing(run.exp / FAULTS_FILE),
-        _kept_before(run, taken),
     ):
         for name in names:
             _keep(run, done)
             print(f"--- {name}", flush=True)
             started = time.perf_counter()
-            alone = run.world.first(f"stage {name}") if name not in TOGETHER else nullcontext()
-            with recorded_stage(log, name), alone:
-                stages[name].work(run)
+            try:
+                with recorded_stage(log, name), _alone(run, name):
+                    stages[name].work(run)
+            except ConfigError:
+                if not taken:  # options that the first stage refuses are forgotten
+                    for path, content in before.items():
+                        path.write_bytes(content)
+                raise
             taken[name] = time.perf_counter() - started
             done[name] = digests[name]
         _keep(run, done)
@@ -413,17 +416,9 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
             print(f"to look at: {run.exp / REPORT}")
 
 
-@contextmanager
-def _kept_before(run: Run, taken: Mapping[str, float]) -> Iterator[None]:
-    """Options that the first stage refuses are forgotten: the next run begins with those that hold."""
-    before = {path: path.read_bytes() for path in (run.exp / CONFIG, run.exp / RUN) if path.is_file()}
-    try:
-        yield
-    except ConfigError:
-        if not taken:
-            for path, content in before.items():
-                path.write_bytes(content)
-        raise
+def _alone(run: Run, name: str) -> AbstractContextManager[None]:
+    """The first process works at this stage, and the others wait for it; or all work."""
+    return nullcontext() if name in TOGETHER else run.world.first(f"stage {name}")
 
 
 def _chosen(run: Run, digests: Mapping[str, str], begin: str | None, end: str | None) -> list[str]:

@@ -287,10 +287,9 @@ def tie_tree(
     statistics = BiphoneStatistics(len(phones), topology, experiment.features.num_features)
     data, (examples,) = resources.load(data, experiment.features)
     aligned = [example for example in examples if example.id in spoken]
-    missing = [
-        one.unusable("no alignment", f": is not in {alignment}") for one in data if one.id not in spoken
-    ]
-    resources.leave_out([error.fault for error in missing], len(aligned), str(alignment))
+    lacking = [one for one in data if one.id not in spoken]
+    faults = [one.unusable("no alignment", f": is not in {alignment}").fault for one in lacking]
+    resources.leave_out(faults, len(aligned), str(alignment))
     num_frames = 0
     for example in track(aligned, "statistics"):
         # The features at the centres of the output frames.
