@@ -91,8 +91,11 @@ fuzz: $(STAMP) $(ATHERIS)/.installed  ## feed every reader of files with damaged
 soak: $(STAMP)  ## 2,000 steps: memory, open files and threads stay flat
 	@OMP_NUM_THREADS=1 $(BIN)/python -m tools.soak $(ARGS)
 
-verify: $(STAMP)  ## overnight: all golden values, ten times the examples, sanitizers, recipes; one page
-	@OMP_NUM_THREADS=1 $(BIN)/python -m tools.verify --workers $(TEST_WORKERS) $(ARGS)
+verify: $(STAMP) test-all  ## overnight: all of test-all, golden values by both backends, ten times the examples
+	@$(BIN)/python -m tools.golden.table --backend cpu
+	@$(BIN)/python -m tools.golden.table --backend reference
+	@$(BIN)/python -m tools.golden.graphs
+	@OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n $(TEST_WORKERS) -q -m hypothesis tests $(ARGS)
 
 check: $(STAMP)  ## format, lint, types and layers
 	@$(BIN)/ruff format --check .

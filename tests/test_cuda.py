@@ -20,8 +20,8 @@ from fsachain.backends.cuda import launch as cuda_launch
 from fsachain.backends.cuda import plan as cuda_plan
 from fsachain.backends.cuda.layout import LOG, PLAIN, WIDE, Division, lay_out, with_column_sums
 from fsachain.backends.reference import sums as reference
-from tools import cuda_compile, gpu_report
-from tools.bench import gpu_report as gpu_bench
+from tools import cuda_compile
+from tools.bench import gpu_report
 from tools.bench.workloads import connected
 from tools.cuda_configurations import GPUS, DryDevice, main_kernels
 from tools.cuda_on_host import HostDevice, skip_reason
@@ -108,7 +108,7 @@ def test_recursions_in_windows_equal_the_oracle_and_read_no_padding(name):
 
 
 @needs_compiler
-@pytest.mark.parametrize(("name", "value"), gpu_bench.VARIANTS.values(), ids=gpu_bench.VARIANTS)
+@pytest.mark.parametrize(("name", "value"), gpu_report.VARIANTS.values(), ids=gpu_report.VARIANTS)
 def test_a_variant_of_the_plan_launches_other_kernels_or_arcs_and_gives_the_same(monkeypatch, name, value):
     scores, lengths, results, kernels_of = np.tile(random_scores(), (3, 1, 1)), np.tile(LENGTHS, 3), [], []
     for setting in (getattr(cuda_plan, name), value):
@@ -124,7 +124,6 @@ def test_a_variant_of_the_plan_launches_other_kernels_or_arcs_and_gives_the_same
         results.append((log_prob.read(np.float64), read(out)))
         kernels_of.append([dict(x.kernel.defines) for x in device.launches if x.kernel.name == "forward"])
     assert (kernels_of[0] == kernels_of[1]) == (name == "SPREAD")
-    assert set(gpu_report.VARIANTS) == set(gpu_bench.VARIANTS)
     for ours, theirs in zip(*results, strict=True):
         if name in ("METADATA_ON_CHIP", "ASYNC_STORES", "HELD_CHUNKS"):
             np.testing.assert_array_equal(ours, theirs)

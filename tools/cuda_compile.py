@@ -1,6 +1,6 @@
 """Compiles every kernel as a GPU's user would, without a GPU: registers, shared memory and spills of each, by architecture.
 
-    python -m tools.cuda_compile [--main] [--architectures 75 80 90 100] [--json FILE]
+    python -m tools.cuda_compile [--main] [--architectures 75 80 90 100]
 
 NVRTC comes with the extra cuda13 (or cuda12). What has been compiled is remembered in build/cuda_compile.
 """
@@ -10,12 +10,11 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
-import json
 import re
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -166,7 +165,6 @@ def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--main", action="store_true", help="only what float32 scores usually need")
     parser.add_argument("--architectures", type=int, nargs="+", default=list(GPUS), choices=list(GPUS))
-    parser.add_argument("--json", type=Path, help="write all entries there too")
     options = parser.parse_args(words)
     if reason := skip_reason():
         print(reason)
@@ -178,8 +176,6 @@ def main(words: Sequence[str]) -> int:
     print(table(entries))
     spilled = [entry for entry in entries if entry.spill_bytes]
     print(f"{len(entries)} kernels compiled, {len(spilled)} with spilled registers")
-    if options.json:
-        options.json.write_text(json.dumps([asdict(entry) for entry in entries], indent=1) + "\n")
     return int(bool(spilled))
 
 

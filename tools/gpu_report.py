@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools.bench.gpu_report import MAKERS, VARIANTS
 from tools.gpu_results import told
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,17 +35,6 @@ TOTAL_SECONDS = 540.0
 DRY_SECONDS = 300.0  # of a step of a dry run, which has ten times as many in all
 CUDA_FOLDERS = ("usr/local/cuda/bin", "usr/local/cuda/compute-sanitizer", "opt/nvidia/nsight-compute/*")
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
-TABLES = ("denominator", "numerators", "loss", "ctc", "bigram", "transducer")  # of tools.bench.gpu_tables
-# The A/B part: of tools.bench.gpu_report, whose rows are compared with those of "bench: denominator".
-VARIANTS = (
-    "metadata through the cache",
-    "blocks meet at the cluster's barrier",
-    "occupancies summed by a kernel of their own",
-    "each state by itself",
-    "work of a thread in registers",
-    "arcs in their own order",
-    "at most 2 sequences of a thread",
-)
 # Families of tools.gpu_driver, as they share a process under a sanitizer.
 FAMILIES = (
     ("cluster of 1", "cluster of 2", "cluster in turns", "cluster of 4"),
@@ -85,7 +75,7 @@ def phases(on_host: bool) -> dict[str, tuple[int, list[Step]]]:
     ]
     tables = [
         Step(f"bench: {name}", [*python, "tools.bench.gpu_report", "--only", name, *there], 90.0)
-        for name in TABLES
+        for name in MAKERS
     ]
     variants = [
         Step(
@@ -93,7 +83,7 @@ def phases(on_host: bool) -> dict[str, tuple[int, list[Step]]]:
             [*python, "tools.bench.gpu_report", "--only", "denominator", "--variant", name, *there],
             60.0,
         )
-        for name in VARIANTS
+        for name in VARIANTS  # beside the rows of "bench: denominator"
     ]
     pytest = [*python, "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "tools.gpu_results"]
     if on_host:  # which compiles each kernel twice, by NVRTC and by g++

@@ -87,7 +87,6 @@ def test_a_step_that_hangs_keeps_what_it_told_and_the_next_one_runs(tmp_path):
 def test_every_family_and_every_test_has_its_step():
     steps = whole_report.phases(on_host=False)
     assert {name for names in whole_report.FAMILIES for name in names} == set(gpu_driver.FAMILIES)
-    assert set(whole_report.TABLES) == set(MAKERS)
     assert len(steps["tests"][1]) > 20 and len(steps["families"][1]) == len(gpu_driver.FAMILIES)
 
 

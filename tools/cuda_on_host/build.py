@@ -45,15 +45,6 @@ _SHARED = re.compile(r"^.*__shared__.*$", re.MULTILINE)
 _DYNAMIC = re.compile(r"^extern __shared__ __align__\(\d+\) unsigned char shared_memory\[\];")
 
 
-# Calls before each access that the compiler cannot prove to be sound, and no library that it would be linked with.
-COUNTED = (
-    "-fsanitize=kernel-address",
-    "--param=asan-instrumentation-with-call-threshold=0",
-    "--param=asan-stack=0",
-    "--param=asan-globals=0",
-)
-
-
 class Sanitizer(Enum):
     """What watches a program while it runs; the value holds the compiler's options."""
 
@@ -164,7 +155,7 @@ def driver() -> Path:
     """The library libcuda.so.1, which runs kernels in this process."""
     # Kernels reach variables of threads as those of a library that was there from the start.
     options = ["-O2", "-shared", "-fPIC", "-ftls-model=initial-exec", "-Wl,-soname,libcuda.so.1"]
-    sources = [HERE / f"{part}.cc" for part in ("runtime", "libcuda", "traffic")]
+    sources = [HERE / f"{part}.cc" for part in ("runtime", "libcuda")]
     return _make("libcuda", ".so", [*options, *map(str, sources)], [path.read_text() for path in sources])
 
 
@@ -177,14 +168,13 @@ def _defined(defines: Defines) -> list[str]:
 
 
 @cache
-def library(folder: Path, name: str, defines: Defines, counted: bool = False) -> Path:
+def library(folder: Path, name: str, defines: Defines) -> Path:
     """A library with the kernels of one text; it finds what runs them in the library `driver()`.
 
     Args:
         folder: where the text and what it includes lie.
         name: file name of the text.
         defines: macros (name, value) that stand before the text.
-        counted: whether the accesses of its kernels are told to traffic.cc.
 
     Raises:
         BuildError: the text does not compile, or declares shared memory otherwise than once at file scope.
@@ -192,7 +182,6 @@ def library(folder: Path, name: str, defines: Defines, counted: bool = False) ->
     texts = texts_of(folder, name)
     _check(texts)
     options = ["-O1", "-shared", "-fPIC", "-ftls-model=initial-exec", f"-I{folder}", *_defined(defines)]
-    options += COUNTED if counted else ()
     return _make(Path(name).stem, ".so", options, _contents(texts), lambda: _source(folder, name, defines))
 
 

@@ -149,7 +149,7 @@ _function = cuda_device._function
 def _bound(kernel: KernelSpec, index: int) -> Any:
     """`device._function`, whose kernel the driver can run from now on."""
     function = _function.__wrapped__(kernel, index)
-    facts = HostKernel(host_library(FOLDER, kernel.text, kernel.defines, counts), kernel.name)
+    facts = HostKernel(host_library(FOLDER, kernel.text, kernel.defines), kernel.name)
     wrong = load().cuda_on_host_bind(
         ctypes.c_void_p(function.pointer),
         facts.entry,
@@ -162,14 +162,11 @@ def _bound(kernel: KernelSpec, index: int) -> Any:
     return function
 
 
-counts = False  # whether kernels that are loaded from now on tell what they read and write, see `traffic`
-
-
 @cache
-def host_library(folder: Path, text: str, defines: build.Defines, counted: bool = False) -> ctypes.CDLL:
+def host_library(folder: Path, text: str, defines: build.Defines) -> ctypes.CDLL:
     """See `build.library`."""
     load()
-    return ctypes.CDLL(str(build.library(folder, text, defines, counted)))
+    return ctypes.CDLL(str(build.library(folder, text, defines)))
 
 
 class HostKernel:
