@@ -17,29 +17,6 @@ extern "C" __global__ void no_barrier(int* out) {
   out[threadIdx.x] = shared[(threadIdx.x + 32) % blockDim.x];
 }
 
-// The second round overwrites what slow threads still have to read.
-extern "C" __global__ void one_barrier_too_few(int* out) {
-  int* shared = reinterpret_cast<int*>(shared_memory);
-  int value = threadIdx.x;
-  for (int round = 0; round < 3; ++round) {
-    shared[threadIdx.x] = value;
-    __syncthreads();
-    value += shared[(threadIdx.x + 1) % blockDim.x];
-  }
-  out[threadIdx.x] = value;
-}
-
-// Lanes of a warp do not wait for one another by themselves.
-extern "C" __global__ void no_barrier_in_the_warp(int* out) {
-  int* shared = reinterpret_cast<int*>(shared_memory);
-  shared[threadIdx.x] = threadIdx.x;
-  out[threadIdx.x] = shared[threadIdx.x ^ 1];
-}
-
-extern "C" __global__ void blocks_write_one_place(int* out) {
-  if (threadIdx.x == 0) out[0] = blockIdx.x;
-}
-
 // A barrier for all blocks that publishes nothing.
 extern "C" __global__ void no_fence(int* values, unsigned* counter) {
   values[blockIdx.x] = blockIdx.x;
@@ -69,10 +46,6 @@ extern "C" __global__ void read_behind(const int* in, int* out, int count) {
 
 extern "C" __global__ void write_behind(int* out, int count) {
   for (int i = threadIdx.x; i <= count; i += blockDim.x) out[i] = i;
-}
-
-extern "C" __global__ void write_before(int* out) {
-  out[static_cast<int>(threadIdx.x) - 1] = 1;
 }
 
 extern "C" __global__ void read_behind_shared(int* out) {
@@ -116,14 +89,6 @@ extern "C" __global__ void barrier_missed(int* out) {
   out[threadIdx.x] = 1;
 }
 
-extern "C" __global__ void barrier_in_both_branches(int* out) {
-  if (threadIdx.x < 16)
-    __syncthreads();
-  else
-    __syncthreads();
-  out[threadIdx.x] = 1;
-}
-
 extern "C" __global__ void shuffle_of_half_a_warp(int* out) {
   int value = threadIdx.x;
   if (threadIdx.x < 16) value = __shfl_xor_sync(0xffffu, value, 1);
@@ -137,21 +102,11 @@ extern "C" __global__ void wait_for_ever(int* out) {
   __syncthreads();
 }
 
-extern "C" __global__ void cluster_wait_alone(int* out) {
-  cg::this_cluster().barrier_wait();
-  out[0] = 1;
-}
-
-extern "C" __global__ void grid_barrier(int* out) {
-  cg::this_grid().sync();
-  out[0] = 1;
-}
-
 // Exchanges of a cluster of two: `FAULT` says what is wrong with them.
 #ifndef FAULT
 #define FAULT 0
 #endif
-enum Fault { kNone, kReadsEarly, kWrongPhase, kNoExchangeBetween, kAwaitsMore, kNotStarted, kArrivesTwice, kLeavesEarly };
+enum Fault { kNone, kReadsEarly, kAwaitsMore, kNotStarted, kArrivesTwice, kLeavesEarly };
 
 extern "C" __global__ void __cluster_dims__(2, 1, 1) exchange_twice(int* out) {
   const int rank = cg::this_cluster().block_rank(), count = blockDim.x;
@@ -165,13 +120,11 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) exchange_twice(int* out) {
   for (int round = 0; round < 2; ++round) {
     exchange.store(box + rank * count + threadIdx.x, value);
     if (FAULT == kReadsEarly) sum += box[(1 - rank) * count + threadIdx.x];
-    if (FAULT == kWrongPhase) fsachain::await_arrivals(arrivals, 1 - round);  // that of the phase before
-    if (FAULT == kWrongPhase) sum += box[(1 - rank) * count + threadIdx.x];
     if (FAULT == kArrivesTwice && threadIdx.x == 2) fsachain::arrive_at(arrivals, rank);
     if (FAULT == kLeavesEarly && rank == 1) return;
     exchange.end(2 * count * sizeof(int) + (FAULT == kAwaitsMore ? 4 : 0));
     value = box[(1 - rank) * count + threadIdx.x];
-    if (FAULT != kNoExchangeBetween) exchange.end(0);  // before the box is written anew
+    exchange.end(0);  // before the box is written anew
   }
   out[blockIdx.x * count + threadIdx.x] = value + sum;
 }
