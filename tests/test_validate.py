@@ -249,16 +249,6 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     assert "1  sampling rate" in err
 
 
-def test_a_training_of_which_nothing_is_left_says_so_in_one_line(fsachain, training, corpus):
-    for name in WORDS:
-        (corpus / f"{name}.wav").unlink()
-    status, _, err = fsachain(*training)
-    assert status == EXIT_USER_ERROR
-    *_, last = err.splitlines()
-    assert last.startswith("error: training set: no utterance is left; the first: utterance 'u1'")
-    assert err.count("error: ") == 1
-
-
 def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, training, corpus):
     top = corpus.parent
     lang = ("--lang", top / "lang")

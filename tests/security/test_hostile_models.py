@@ -72,16 +72,6 @@ def test_a_header_that_lies_is_refused(attack, tmp_path):
         Checkpoint.load(path)
 
 
-def with_state(path, header, checksum):
-    """A safetensors file that says what it likes about itself."""
-    from safetensors.torch import save
-
-    meta = {"format": "fsachain checkpoint 2" if checksum else "fsachain checkpoint 1", "header": header}
-    if checksum:
-        meta["checksum"] = checksum
-    path.write_bytes(save({"model.w": torch.ones(2)}, metadata=meta))
-
-
 STATES = {
     "nested without end": "[" * 100_000,
     "a step without end": '{"epoch": 1, "batch": 0, "step": 1e999, "optimizer": {"param_groups": [], "state": {}}}',
@@ -97,15 +87,10 @@ STATES = {
 
 @pytest.mark.parametrize("attack", STATES)
 def test_a_state_that_is_none_is_refused(attack, tmp_path):
-    with_state(tmp_path / "state.safetensors", STATES[attack], None)
+    meta = {"format": "fsachain checkpoint 1", "header": STATES[attack]}  # which has no checksum
+    save_file({"model.w": torch.ones(2)}, tmp_path / "state.safetensors", metadata=meta)
     with pytest.raises(DataError, match=r"state\.safetensors"):
         Checkpoint.load(tmp_path / "state.safetensors")
-
-
-def test_a_wrong_checksum_is_refused(tmp_path):
-    with_state(tmp_path / "sum.safetensors", "{}", "0" * 64)
-    with pytest.raises(DataError, match="checksum is wrong"):
-        load_tensors(tmp_path / "sum.safetensors")
 
 
 def test_names_that_point_elsewhere_are_no_checkpoints(tmp_path):
