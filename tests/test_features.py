@@ -129,21 +129,6 @@ def test_noise_has_the_ratio_that_is_drawn_and_a_colour_of_its_own():
     assert draws[0].prefix == "noisy-" and len(draws[0].apply(samples[:0], "none")) == 0
 
 
-ILLEGAL = [
-    {"speed": 3.0},
-    {"volume": (0.0, 1.0)},
-    {"volume": (2.0, 1.0)},
-    {"noise": (5.0,)},
-    {"noise": (9.0, 5.0)},
-]
-
-
-@pytest.mark.parametrize("perturbation", ILLEGAL)
-def test_illegal_perturbation_is_refused(perturbation):
-    with pytest.raises(ConfigError):
-        Perturbation(**perturbation)
-
-
 # Normalisation
 
 

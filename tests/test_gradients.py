@@ -2,7 +2,6 @@
 
 import gc
 
-import numpy as np
 import pytest
 import tolerances
 import torch
@@ -132,40 +131,6 @@ def test_no_beta_runs_for_log_prob_until_occupancy_is_asked_for(backward_runs):
     first = result.occupancy
     runs = len(backward_runs)
     assert runs and result.occupancy is first and len(backward_runs) == runs
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_the_gradient_comes_in_the_type_of_the_scores(dtype):
-    loss, numerators = make_loss(l2_regularize=0.01), make_numerators()
-    for call in (lambda y: loss(y, LENGTHS, numerators), total):
-        scores = make_scores(dtype)
-        wide = scores.detach().double().requires_grad_()
-        call(scores).backward()
-        call(wide).backward()
-        assert scores.grad.dtype == dtype
-        limit = tolerances.OCCUPANCY + torch.finfo(dtype).eps
-        torch.testing.assert_close(scores.grad.double(), wide.grad, rtol=0.0, atol=limit)
-
-
-def test_the_directional_derivative_is_met_in_float32():
-    """Central difference over a step in a random direction, float64 values of float32 occupancies."""
-    denominator = DenominatorGraph(connected_graph(0), 9)
-    rng = np.random.default_rng(0)
-    scores, direction = rng.normal(size=(2, 2, 30, 9)).astype(np.float32)
-    occupancy = forward_backward(denominator.batch(2), scores, leaky_hmm_coefficient=0.1).occupancy
-    step = 1e-4
-    ends = [
-        forward_backward(
-            denominator.batch(2),
-            scores.astype(np.float64) + sign * step * direction,
-            leaky_hmm_coefficient=0.1,
-        ).log_prob.sum()
-        for sign in (1, -1)
-    ]
-    expected = (ends[0] - ends[1]) / (2 * step)
-    assert (occupancy * direction).sum(dtype=np.float64) == pytest.approx(
-        expected, abs=tolerances.DIRECTIONAL_DERIVATIVE
-    )
 
 
 def test_a_batch_may_be_forgotten_between_forward_and_backward():

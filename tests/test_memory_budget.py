@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from loss_inputs import LENGTHS, LOSSES, SIZE, WIDTH, make_denominator, make_graphs, make_loss, make_output
+from loss_inputs import LENGTHS, LOSSES, SIZE, make_denominator, make_graphs, make_loss, make_output
 from random_graphs import connected_graph
 
-from fsachain import TableBatch, compile_table, forward_backward, total_log_prob
+from fsachain import TableBatch, forward_backward, total_log_prob
 from fsachain.backends.cpu import backend as cpu
 from fsachain.backends.cpu import memory as cpu_memory
 from fsachain.errors import ConfigError
@@ -119,17 +119,3 @@ def test_sequences_without_frames_need_no_budget():
             accuracy = expected_accuracy(batch, output, make_output(seed=1), lengths, memory_budget=budget)
             results.append((values.detach(), *torch.autograd.grad((values + accuracy).sum(), output)))
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
-
-
-def test_torch_compile_keeps_a_function_with_a_budget_whole(segments):
-    """fullgraph=True raises at the first graph break."""
-    numerators = TableBatch.pack([compile_table(graph, WIDTH) for graph in make_graphs()])
-    loss = make_loss(memory_budget=0)
-    torch._dynamo.reset()
-    results = []
-    for call in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-        output = make_output()
-        value = call(2 * output, LENGTHS, numerators)
-        results.append((value.detach(), *torch.autograd.grad(value, output)))
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
-    assert min(segments) > 1

@@ -135,32 +135,23 @@ def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_pa
     numerators["utt01"] = one_pdf_table(0, least_frames=50)
     del numerators["utt02"], numerators["utt03"]
     examples[4] = Example("utt04", "anna", (), np.zeros((0, NUM_FEATURES), np.float32))
+    examples[7].features[3, 1], examples[8].features[0, 0] = np.nan, np.inf
     stream = io.StringIO()
     trainer = new_trainer(tmp_path, numerators, num_epochs=1)
     trainer.progress = ShownProgress(stream)
     result = trainer.fit(examples, reasons={"utt03": "word 'xyz' is not in the lexicon"})
     reasons = {entry.id: entry.reason for entry in result.excluded}
-    assert set(reasons) == {"utt01", "utt02", "utt03", "utt04"}
+    assert set(reasons) == {"utt01", "utt02", "utt03", "utt04", "utt07", "utt08"}
+    kinds = {entry.id: entry.kind for entry in result.excluded}
+    assert kinds["utt07"] == kinds["utt08"] == "features not finite" and "frame 3" in reasons["utt07"]
     assert "50 output frames" in reasons["utt01"]
     assert reasons["utt02"] == "has no numerator"
     assert "xyz" in reasons["utt03"]
     assert "has 0" in reasons["utt04"]
-    assert "4 utterances are left out" in stream.getvalue()
+    assert "6 utterances are left out" in stream.getvalue()
     start = next(read_log(tmp_path / "train.jsonl"))
     assert {entry["id"] for entry in start["excluded"]} == set(reasons)
-    assert start["utterances"] == 6
-
-
-def test_features_that_are_not_finite_are_left_out_from_the_start(tmp_path):
-    examples, numerators = corpus(10)
-    examples[7].features[3, 1] = np.nan
-    examples[8].features[0, 0] = np.inf
-    result = new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
-    assert {entry.id: entry.kind for entry in result.excluded} == dict.fromkeys(
-        ["utt07", "utt08"], "features not finite"
-    )
-    assert "frame 3" in result.excluded[0].reason
-    assert result.epochs[0]["train"]["skipped_batches"] == 0
+    assert start["utterances"] == 4 and result.epochs[0]["train"]["skipped_batches"] == 0
 
 
 def test_a_batch_that_is_not_finite_is_skipped_named_and_leaves_no_trace(tmp_path):

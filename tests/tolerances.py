@@ -30,7 +30,6 @@ SHIFTED_OCCUPANCY = 1e-8  # constants of 1e6 on float64 scores round away 1e-10 
 OBJF_PER_FRAME_FLOAT64 = 1e-8  # num - den of float64 scores as large as 1e3, per frame
 LOSS_TERM = 1e-8  # float64 terms of the loss against their formulas, absolute; terms are up to 1e4
 DIFFERENCE = 1e-6  # central differences of float64 occupancies with steps of 1e-4, absolute
-DIRECTIONAL_DERIVATIVE = 1e-3  # 540 float32 occupancies times a random direction, summed
 GRADIENT_ROW_SUM = 1e-6  # rows of a float32 gradient of the loss, which is divided by the frames, sum to 0
 YES_OR_NO = 0.5  # booleans as 0 and 1 must be equal
 

@@ -13,14 +13,14 @@ import tolerances
 from device_arrays import WithFarMemory, far_memory, on_device, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices, twin_graph
+from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, compile_table
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import launch as cuda_launch
 from fsachain.backends.cuda.device import DeviceArray
 from fsachain.backends.cuda.layout import Division, lay_out, with_column_sums
-from fsachain.backends.cuda.plan import LOG, PLAIN, WIDE, Plan, PlannedTables
+from fsachain.backends.cuda.plan import Plan, PlannedTables
 from fsachain.backends.reference import sums as reference
 from tools.cuda_on_host import HostDevice, skip_reason
 
@@ -82,19 +82,6 @@ def device():
 
 def denominator(seed=3, num_states=30, num_arcs=150):
     return DenominatorGraph(connected_graph(seed, num_states, num_arcs), NUM_PDFS).table
-
-
-@pytest.mark.parametrize(("cluster", "lanes", "leaky"), [(1, 4, LEAK), (2, 2, LEAK), (2, 2, 0.0)])
-def test_twins_are_summed_as_if_each_were_alone(device, cluster, lanes, leaky):
-    table = DenominatorGraph(twin_graph(3, 20, 400), NUM_PDFS).table
-    plan, division = on_chip(cluster, 64, lanes, 5, async_stores=cluster > 1, sum_columns=True, tiles=True)
-    division = division._replace(spread=True, twins=True)
-    (layout,) = lay_out([table], division)
-    assert layout.forward.shards["tile_chunks"].all() and layout.backward.shards["tile_chunks"].all()
-    batch, scores = TableBatch.share(table, len(LENGTHS)), random_scores(len(LENGTHS), 8, scale=5.0)
-    with planned(plan, division):
-        found = run(device, batch, on_device(device, scores), LENGTHS, leaky)
-    assert_right(found, expected(batch, scores, LENGTHS, leaky))
 
 
 def fresh(table):
@@ -207,23 +194,6 @@ def test_illegal_scores_and_impossible_sequences_are_data(device):
         for illegal in (0, 3):
             want[0][illegal], want[1][illegal], want[2][illegal] = np.nan, False, 0.0
         assert_right(found, want)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("four sequences a thread", PLAIN), ("four sequences a thread", WIDE), ("in memory", LOG)],
-)
-def test_windows_change_no_bit(device, kind, name):
-    batch = TableBatch.share(denominator(), len(LENGTHS))
-    scores = random_scores(batch.size, 8, scale=3.0)
-    leaky = LEAK if kind == PLAIN else 0.0
-    array = on_device(device, scores.astype(np.float64) if kind == LOG else scores)
-    with planned(*PLACES[name]):
-        whole = run(device, batch, array, LENGTHS, leaky, budget=np.inf)
-        launches = len(device.launches)
-        windows = run(device, batch, array, LENGTHS, leaky, budget=0.0)
-        assert len(device.launches) - launches > 30  # three windows at least
-    assert_same_bits(windows, whole)
 
 
 @pytest.mark.parametrize("name", ["four sequences a thread", "cluster of two, split states", "in memory"])

@@ -57,16 +57,6 @@ def test_a_result_that_differs_from_the_carried_values_is_told_and_not_timed(val
     assert [line["ok"] for line in lines] == [False, False] and "not timed" in lines[1]["detail"]
 
 
-def test_missing_values_and_values_of_other_scores_are_errors(values, tmp_path):
-    first, other = (
-        MAKERS[table](gpu_report.tiny(), gpu_report.TINY_SIZES)[0] for table in ("numerators", "ctc")
-    )
-    with pytest.raises(FileNotFoundError):
-        first.case.compare(tmp_path / first.file, CPU)
-    with pytest.raises(ValueError, match="is for other scores"):
-        first.case.compare(values / other.file, CPU)
-
-
 def test_a_step_that_hangs_keeps_what_it_told_and_the_next_one_runs(tmp_path):
     said = "from tools.gpu_results import tell; import time; tell('first', True, 'fine');"
     steps = [
@@ -88,15 +78,6 @@ def test_every_family_and_every_test_has_its_step():
     steps = whole_report.phases(on_host=False)
     assert {name for names in whole_report.FAMILIES for name in names} == set(gpu_driver.FAMILIES)
     assert len(steps["tests"][1]) > 20 and len(steps["families"][1]) == len(gpu_driver.FAMILIES)
-
-
-def test_a_family_that_does_not_reach_its_kernels_has_failed(monkeypatch, capsys):
-    family = gpu_driver.FAMILIES["penalties"]
-    monkeypatch.setitem(
-        gpu_driver.FAMILIES, "penalties", replace(family, launched=(("penalties.cu", {"CLUSTER": 4}),))
-    )
-    assert not gpu_driver.run("penalties", on_host=True)
-    assert "with {'CLUSTER': 4} was launched" in capsys.readouterr().out
 
 
 def bare_python(folder: Path) -> Path:
