@@ -22,7 +22,6 @@ from fsachain import (
 from fsachain.data.dataset import Example, OutputWindow, WindowBatch, collate, cut_example
 from fsachain.decode.align import FrameTiming, align_utterance, aligned_phones
 from fsachain.decode.ctm import CtmEntry
-from fsachain.errors import ConfigError
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.supervision import AlignedPhone, build_supervision, chunk_windows, make_chunks
@@ -87,29 +86,6 @@ def test_outputs_of_a_chunk_are_those_of_the_whole_utterance(config, num_frames,
     expected = network(whole.features.double(), whole.lengths).nnet_output[:, start:end]
     found = chunk.windows.crop(network(chunk.features.double(), chunk.lengths).nnet_output)
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerances.NETWORK_FLOAT64)
-
-
-@given(config=networks(), seed=st.integers(0, 3))
-def test_context_is_as_far_as_an_output_sees_and_no_farther(config, seed):
-    network = network_of(config, seed)
-    before, after = config.context
-    middle = -(-(before + 1) // config.subsampling)
-    first = config.subsampling * middle
-    num_frames = first + config.subsampling + after + 5
-    features = torch.from_numpy(example_of(num_frames, seed).features[None]).double().requires_grad_()
-    for module in network.modules():
-        if isinstance(module, torch.nn.Conv1d):
-            torch.nn.init.uniform_(
-                module.weight, 0.1, 1.0
-            )  # positive: nothing cancels and no rectifier is shut
-            if module.bias is not None:
-                torch.nn.init.constant_(module.bias, 50.0)
-    network(features, torch.tensor([num_frames])).nnet_output[0, middle].sum().backward()
-    seen = features.grad[0].abs().sum(1).nonzero().flatten().tolist()
-    last = first + config.subsampling - 1  # of the input frames that the output owns
-    assert set(seen) <= set(range(first - before, last + after + 1))
-    assert before == 0 or min(seen) == first - before
-    assert after == 0 or max(seen) == last + after
 
 
 def test_a_chunk_outside_of_its_utterance_is_refused():
@@ -266,19 +242,3 @@ def test_times_of_a_copy_are_divided_by_its_speed():
 def test_an_unknown_phone_of_an_alignment_is_named_with_its_utterance():
     with pytest.raises(DataError, match=r"utterance 'u1': aligned phone 0 is 'XX', .* the 3 phones"):
         aligned_phones([CtmEntry("u1", 0.0, 0.1, "XX")], LEXICON.phones, 0.01)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"left_tolerance": -1}, "left_tolerance is -1; expected at least 0"),
-        ({"overlap_frames": -1}, "overlap_frames is -1; expected at least 0"),
-        ({"chunk_frames": 30, "overlap_frames": 30}, "chunk_frames: 30 is not more"),
-        ({"chunk_frames": 0}, "chunk_frames: 0 is not more"),
-    ],
-)
-def test_options_of_supervision_are_checked(options, message):
-    from fsachain.cli.config import SupervisionConfig
-
-    with pytest.raises(ConfigError, match=message):
-        SupervisionConfig(**options)

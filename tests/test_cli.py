@@ -102,14 +102,6 @@ def test_transcripts_that_no_graph_can_hold_are_listed_by_every_command(
         assert out.read_bytes() == made
 
 
-def test_score_prints_the_word_error_rate(fsachain, tmp_path: Path) -> None:
-    (tmp_path / "ref").write_text("a one two\nb three\n")
-    (tmp_path / "hyp").write_text("a one\nb three three\n")
-    outcome = fsachain.ok("score", tmp_path / "ref", tmp_path / "hyp", "--out", tmp_path / "scored")
-    assert "WER 66.67 % [ 2 / 3, 1 ins, 1 del, 0 sub ]" in outcome.out
-    assert (tmp_path / "scored" / "wer.json").is_file()
-
-
 def test_exit_statuses_of_mistakes(fsachain, tmp_path: Path) -> None:
     (tmp_path / "broken.txt").write_text("yes\n")
     assert_one_line(fsachain("lang", tmp_path / "broken.txt", tmp_path / "lang"), "broken.txt")
@@ -138,23 +130,12 @@ def test_phone_lm_without_a_usable_transcript_says_so(fsachain, built: Path, tex
     assert_one_line(outcome, "lm.fst: transcripts", reason)
 
 
-@pytest.mark.parametrize(
-    ("setting", "told"),
-    [
-        ("phone_lm.ngram_order=1", "phone_lm.ngram_order: 1; expected 0, or 2 and more"),
-        ("lang.silence_prob=2", "lang.silence_prob: 2 is not in (0, 1)"),
-        ("train.num_epochs=0", "train.num_epochs is 0; expected at least 1"),
-        ("features.sample_rate=-4", "features.sample_rate is -4; expected"),
-        ("decoding.search.beam=-1", "decoding.search.beam: -1 is not positive"),
-        ("perturbation.speeds=[3]", "speed is 3; expected 0.5 to 2"),
-        ("perturbation.noise=[9,5]", "perturbation.noise is (9, 5); expected a lowest and a highest"),
-        ("network.dropout=3", "network.dropout is 3"),
-    ],
-)
-def test_options_of_a_configuration_are_refused_by_name_before_any_work(fsachain, tmp_path, setting, told):
+def test_an_option_that_is_refused_is_one_line_before_any_work(fsachain, tmp_path):
+    """Which are: test_configuration.py."""
     (tmp_path / "lexicon.txt").write_text("yes Y EH S\n")
-    outcome = fsachain("lang", tmp_path / "lexicon.txt", tmp_path / "lang", "--set", setting)
-    assert_one_line(outcome, told)
+    setting = ("--set", "phone_lm.ngram_order=1")
+    outcome = fsachain("lang", tmp_path / "lexicon.txt", tmp_path / "lang", *setting)
+    assert_one_line(outcome, "phone_lm.ngram_order: 1; expected 0, or 2 and more")
     assert not (tmp_path / "lang").exists()
 
 

@@ -59,14 +59,28 @@ def lattices(case, tmp_path):
     return path
 
 
-def test_lattices_become_weighted_numerators_of_whole_utterances(fsachain, taken_over, lattices, case):
-    model = case / "0.trans_mdl"
-    config = ("--config", taken_over / "config.yaml")
-    command = ("kaldi", "supervise", taken_over / "data", model, taken_over / "num.npz", lattices)
-    status, text, err = fsachain(*command, *graphs_of(taken_over), *config, "--lm-scale", 0.3)
-    assert status == 3, err
-    assert "1 utterance supervised, 1 chunk" in text and "b: is not in the alignment" in text
-    ((chunk,),) = load_chunks(taken_over / "num.npz")["a"]
+def test_lattices_become_weighted_numerators_and_what_has_none_is_left_out(
+    fsachain, taken_over, lattices, case
+):
+    """Utterance b has no alignment, c no features."""
+    model, out = case / "0.trans_mdl", taken_over / "num.npz"
+    (taken_over / "data" / "text").write_text("a\nb\nc\n")
+    command = ("kaldi", "supervise", taken_over / "data", model, out, lattices, *graphs_of(taken_over))
+    command = (*command, "--config", taken_over / "config.yaml", "--lm-scale", 0.3)
+    status, _, err = fsachain(*command, "--bad-data", "stop")
+    assert status == 1 and "--bad-data is stop" in err and not out.exists()
+    status, text, err = fsachain(*command)
+    assert status == 3 and "2 utterances left out" in err
+    for told in (
+        "1 utterance supervised, 1 chunk",
+        "no recording",
+        "no alignment",
+        "b: is not in the alignment",
+    ):
+        assert told in text
+    listed = (taken_over / "num.faults.jsonl").read_text().splitlines()
+    assert [json.loads(line)["id"] for line in listed] == ["c", "b"]
+    ((chunk,),) = load_chunks(out)["a"]
     assert (chunk.start, chunk.end, chunk.of_frames, chunk.frame_weights.tolist()) == (0, 5, 5, [1.0] * 5)
     language = load_lang(taken_over / "lang")
     lattice = read_value(f"{lattices}:2", read_lattice)
@@ -75,24 +89,6 @@ def test_lattices_become_weighted_numerators_of_whole_utterances(fsachain, taken
     )
     np.testing.assert_array_equal(chunk.fsa.pdf, expected.pdf)
     np.testing.assert_array_equal(chunk.fsa.log_prob, expected.log_prob)
-
-
-def test_supervision_by_lattices_leaves_out_what_has_no_features_and_says_so(
-    fsachain, taken_over, lattices, case
-):
-    (taken_over / "data" / "text").write_text("a\nb\nc\n")
-    out = taken_over / "num.npz"
-    command = ("kaldi", "supervise", taken_over / "data", case / "0.trans_mdl", out, lattices)
-    command = (*command, *graphs_of(taken_over), "--config", taken_over / "config.yaml")
-    status, _, err = fsachain(*command, "--bad-data", "stop")
-    assert status == 1
-    assert "--bad-data is stop" in err and not out.exists()
-    status, text, err = fsachain(*command)
-    assert status == 3, err
-    assert "no recording" in text and "no alignment" in text and "2 utterances left out" in err
-    assert list(load_chunks(out)) == ["a"]
-    listed = (taken_over / "num.faults.jsonl").read_text().splitlines()
-    assert [json.loads(line)["id"] for line in listed] == ["c", "b"]
 
 
 def test_lattices_become_chunks_that_train(fsachain, taken_over, lattices, case):

@@ -9,7 +9,6 @@ from context_trees import full_tree, split_triphone
 
 from fsachain.errors import ConfigError, GraphError, ShapeError
 from fsachain.graph.context import BiphoneCounts, ContextTree, DecisionTree, Leaf, Split, Table
-from fsachain.graph.lexicon import read_phones
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.graph.tied_tree import BiphoneStatistics, build_tied_tree
 from fsachain.graph.topology import Topology
@@ -17,25 +16,12 @@ from tools.fuzz.reader import within
 
 PHONES = ("SIL", "A", "B", "C")
 CHAIN = Topology.chain()
-MONOPHONE_CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm8_onesent"]
 
 
 def all_triples(tree):
     lefts = range(tree.num_phones + 1)
     phones = range(1, tree.num_phones + 1)
     return [(p, left, c) for p in phones for left in lefts for c in range(tree.topology.num_pdf_classes)]
-
-
-@pytest.mark.parametrize("case", MONOPHONE_CASES)
-def test_monophone_pdfs_are_kaldis(shared, case):
-    folder = shared / "golden/kaldi/lm" / case
-    tree = ContextTree.monophone(read_phones(folder / "phones.txt"), Topology.chain())
-    lines = [line.split() for line in (folder / "pdf_map.txt").read_text().splitlines()]
-    maps = [tuple(map(int, fields)) for fields in lines if fields[0].isdecimal()]
-    assert len(maps) == tree.num_phones
-    for phone, forward, self_loop in maps:
-        assert (tree.pdf(phone, 0), tree.pdf(phone, 1)) == (forward, self_loop)
-    assert tree.num_pdfs == 2 * len(maps)
 
 
 TREES = [
@@ -70,34 +56,6 @@ def test_pdfs_are_numbered_by_phone_then_left_then_class():
     blank = TREES[5]
     assert blank.blank_pdf == 0 and blank.describe(0).phones == ()
     assert [blank.pdf(phone, 0) for phone in range(1, 5)] == [1, 2, 3, 4]
-
-
-def lm6_counts(folder):
-    biphones, monophones = {}, {}
-    for line in (folder / "phone-stats.txt").read_text().splitlines():
-        *phones, count = map(int, line.split())
-        if len(phones) == 2:
-            biphones[tuple(phones)] = count
-        else:
-            monophones[phones[0]] = count
-    return BiphoneCounts(biphones, monophones)
-
-
-def test_tied_biphone_pdfs_are_kaldis(shared):
-    """All 1,722 pairs of a tree that gmm-init-biphone made with thresholds 50 and 20."""
-    folder = shared / "golden/kaldi/lm/lm6_biphone_tied"
-    tree = ContextTree.tied_biphone(
-        read_phones(folder / "phones.txt"),
-        CHAIN,
-        lm6_counts(folder),
-        min_biphone_count=50,
-        min_monophone_count=20,
-    )
-    rows = [line.split() for line in (folder / "pdf_map.txt").read_text().splitlines() if line[0].isdecimal()]
-    assert len(rows) == 41 * 42
-    for left, phone, forward, self_loop in (map(int, row) for row in rows):
-        assert (tree.pdf(phone, 0, left), tree.pdf(phone, 1, left)) == (forward, self_loop)
-    assert tree.num_pdfs == 1092
 
 
 SEQUENCES = [[1, 2, 3, 2, 3, 1], [2, 3, 4, 1], [1, 2, 3]]

@@ -16,6 +16,7 @@ from fsachain import stream
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.errors import DataError
 from fsachain.fsa import Fsa, read_fsa
+from fsachain.graph.context import BiphoneCounts, ContextTree
 from fsachain.graph.lexicon import read_phones
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.archive import read_table, read_value
@@ -46,7 +47,18 @@ def pdf_map(case):
     return pdfs, rows
 
 
-def test_tree_and_model_give_every_context_kaldis_pdfs(case):
+def our_tree(case, phones):
+    """Made by us; the biphones are those that gmm-init-biphone tied with thresholds 50 and 20."""
+    if case.name != "lm6_biphone_tied":
+        return ContextTree.monophone(phones, Topology.chain())
+    rows = [tuple(map(int, line.split())) for line in (case / "phone-stats.txt").read_text().splitlines()]
+    pairs = {row[:2]: row[2] for row in rows if len(row) == 3}
+    counts = BiphoneCounts(pairs, {row[0]: row[1] for row in rows if len(row) == 2})
+    least = {"min_biphone_count": 50, "min_monophone_count": 20}
+    return ContextTree.tied_biphone(phones, Topology.chain(), counts, **least)
+
+
+def test_tree_and_model_and_our_own_tree_give_every_context_kaldis_pdfs(case):
     tree = read_context_tree(case / "tree", case / "0.trans_mdl", read_phones(case / "phones.txt"))
     pdfs, _ = pdf_map(case)
     assert len(pdfs) == tree.num_phones * (1 if tree.context_width == 1 else tree.num_phones + 1)
@@ -58,6 +70,10 @@ def test_tree_and_model_give_every_context_kaldis_pdfs(case):
         int(info["context-width"]),
         int(info["central-position"]),
     )
+    ours = our_tree(case, tree.phones)
+    assert ours.num_pdfs == tree.num_pdfs
+    for (left, phone), expected in pdfs.items():
+        assert (ours.pdf(phone, 0, left or 0), ours.pdf(phone, 1, left or 0)) == expected
 
 
 def test_transition_ids_mean_what_kaldi_prints(case):
