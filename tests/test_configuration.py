@@ -158,13 +158,13 @@ def test_wrong_change_is_one_line(fsachain, built, change, message):
         ("perturbation.volume=[2.0, 1.0]", r"perturbation\.volume"),
         ("supervision.left_tolerance=-1", "left_tolerance is -1; expected at least 0"),
         ("supervision.overlap_frames=-1", "overlap_frames is -1; expected at least 0"),
-        ("supervision.chunk_frames=0", "chunk_frames: 0 is not more"),
+        ("supervision.chunk_frames=30 supervision.overlap_frames=30", "chunk_frames: 30 is not more"),
         ("loss.leaky_hmm_coefficient=0.1,2", r"loss.leaky_hmm_coefficient = 2.0; .* \[0, 1\]"),
     ],
 )  # fmt: skip
 def test_what_is_out_of_range_is_refused_by_name(settings, message):
     with pytest.raises(ConfigError, match=message):
-        sized(read_experiment(None, re.split(" (?=network)", settings))).network_spec(5).build()
+        sized(read_experiment(None, re.split(r" (?=\w+\.)", settings))).network_spec(5).build()
 
 
 def test_an_option_that_went_away_is_told_and_has_no_influence(tmp_path, capsys):
