@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -19,6 +20,17 @@ if REASON == "available" and not torch.cuda.is_available():
 is_there = REASON == "available" or "FSACHAIN_GPU_REPORT" in os.environ
 needs_gpu = pytest.mark.skipif(not is_there, reason=REASON)
 WIDTH = 9
+
+
+@contextmanager
+def nobody_waits():
+    """Inside, whatever makes the host wait for the device raises."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from gpu_inputs import (  # noqa: F401
     make_denominator,
     make_loss,
     needs_gpu,
+    nobody_waits,
     the_host_is_the_reference,
 )
 
@@ -156,17 +156,6 @@ def test_the_loss_and_its_gradient_equal_those_of_the_host(options, dtype):
         torch.testing.assert_close(
             ours, theirs, rtol=tolerances.LOG_PROB_RELATIVE, atol=tolerances.OCCUPANCY, equal_nan=True
         )
-
-
-@contextmanager
-def nobody_waits():
-    """Inside, whatever makes the host wait for the device raises."""
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("kind", ["one denominator", "two denominators"])

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from gpu_inputs import connected_graph, left_to_right_graph, needs_gpu, the_host_is_the_reference  # noqa: F401
+from gpu_inputs import (  # noqa: F401
+    connected_graph,
+    left_to_right_graph,
+    needs_gpu,
+    nobody_waits,
+    the_host_is_the_reference,
+)
 
 from fsachain import Fsa, TableBatch, best_path, compile_table
 from fsachain.backends.cuda import backend as cuda_call
@@ -105,8 +111,5 @@ def test_ctc_is_that_of_torch(dtype):
 def test_ctc_waits_for_nothing():
     logits, targets, lengths, counts = ctc_inputs()
     ctc_loss(logits, targets, lengths, counts, inputs="logits").backward()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nobody_waits():
         ctc_loss(logits, targets, lengths, counts, inputs="logits").backward()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

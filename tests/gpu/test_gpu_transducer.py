@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from gpu_inputs import needs_gpu, the_host_is_the_reference  # noqa: F401
+from gpu_inputs import needs_gpu, nobody_waits, the_host_is_the_reference  # noqa: F401
 from random_grids import TOPOLOGIES, make_grids
 
 from fsachain.backends.cuda import backend as cuda_call
@@ -68,11 +68,8 @@ def test_nothing_waits_for_the_device():
     logits, targets, frames, labels = make_inputs()
     call = logits.cuda(), targets.cuda(), frames, labels
     with_gradient(LOSSES["regular"], *call)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with nobody_waits():
         with_gradient(LOSSES["regular"], *call)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def simple_inputs(scale, dtype=torch.float32):
@@ -99,12 +96,10 @@ def test_simple_losses_are_the_references_at_any_magnitude_and_wait_for_nothing(
     with_simple_gradients(loss, *there)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
-    torch.cuda.set_sync_debug_mode("error")
     try:
-        with torch.autocast("cuda", dtype=torch.float16):
+        with nobody_waits(), torch.autocast("cuda", dtype=torch.float16):
             found = with_simple_gradients(loss, *there)
     finally:
-        torch.cuda.set_sync_debug_mode("default")
         torch.set_float32_matmul_precision(before)
     limit = tolerances.LOG_PROB_RELATIVE
     torch.testing.assert_close(
