@@ -135,14 +135,14 @@ def row_boxes(rows: Rows) -> Ints:
     """Boxes for scores [K, cells] that are made from rows."""
     cells, kinds = num_cells(rows), range(len(rows.classes))
     boxes = [
-        [(first + k * cells, labels, 1, frames, labels) for k in kinds]
-        for _, _, frames, _, _, _, first, labels in rows.sequences.tolist()
+        [(row[6] + k * cells, row[7], 1, row[2], row[7]) for k in kinds] for row in rows.sequences.tolist()
     ]
-    return np.array(boxes, np.int64)
+    return np.array(boxes)
 
 
 def num_cells(rows: Rows) -> int:
-    return sum(row[2] * row[7] for row in rows.sequences.tolist())
+    _, _, frames, _, _, _, first, labels = rows.sequences[-1].tolist()  # the last ones
+    return int(first + frames * labels)
 
 
 def num_softmaxes(rows: Rows) -> int:

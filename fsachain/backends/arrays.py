@@ -7,7 +7,7 @@ knows about the kinds of arrays, and in `cuda` about devices.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -164,19 +164,23 @@ def new_like(array: Any, make: Literal["zeros", "empty"] = "zeros") -> Any:
         return getattr(cupy, make)(array.shape, wide)
 
 
+@cache
+def to_torch() -> Callable[[npt.NDArray[Any]], Any]:
+    """`torch.from_numpy`."""
+    import torch
+
+    from_numpy: Callable[[npt.NDArray[Any]], Any] = torch.from_numpy
+    return from_numpy
+
+
 def back_to(like: Any) -> Callable[[npt.NDArray[Any]], Any]:
     """What makes of a numpy result an array of the kind of `like`, where that lives."""
     kind = kind_of(like)
     if kind == "numpy":
         return lambda result: result
     if kind == "torch":
-        import torch
-
-        if like.is_cpu:
-            from_numpy: Callable[[npt.NDArray[Any]], Any] = torch.from_numpy
-            return from_numpy
-        device = like.device
-        return lambda result: torch.from_numpy(result).to(device)
+        from_numpy, device = to_torch(), like.device
+        return from_numpy if like.is_cpu else lambda result: from_numpy(result).to(device)
     import cupy
 
     index = like.device.id

@@ -260,23 +260,33 @@ def is_on_device(scores: Any, backend: str) -> bool:
 
 def ctc_backend(name: str, scores: Any) -> Any:
     """The module of the host that computes CTC, see `backends.cpu.ctc`; scores of a device raise."""
-    return _for_host(name, scores, "CTC").ctc
+    if arrays.home_of(scores) != "cpu":
+        raise _elsewhere(name, scores, "CTC")
+    return _on_host(name, "CTC").ctc
 
 
 def grid(like: Any, name: str) -> Grid:
     """The backend by this name, "auto" the one where `like` lives; a backend of another place raises."""
-    if name in ("auto", "cuda") and arrays.home_of(like) == "cuda":
+    if arrays.home_of(like) == "cpu":
+        return _host_grid(name)
+    if name in ("auto", "cuda"):
         return DeviceGrid(like)
-    chosen = _for_host(name, like, "transducer grid")
-    return HostGrid(chosen.grid, chosen.grid_rows, like)
+    raise _elsewhere(name, like, "transducer")
 
 
-def _for_host(name: str, scores: Any, what: str) -> Backend:
-    if arrays.home_of(scores) != "cpu":
-        kind = "CTC" if what == "CTC" else "transducer"
-        raise BackendUnavailable(
-            f"backend {name!r} takes {kind} scores of the host, these are on {scores.device}; expected backend 'auto'"
-        )
+@cache
+def _host_grid(name: str) -> Grid:
+    chosen = _on_host(name, "transducer grid")
+    return HostGrid(chosen.grid, chosen.grid_rows)
+
+
+def _elsewhere(name: str, scores: Any, kind: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"backend {name!r} takes {kind} scores of the host, these are on {scores.device}; expected backend 'auto'"
+    )
+
+
+def _on_host(name: str, what: str) -> Backend:
     name = "cpu" if name == "auto" else name
     if name not in _ON_HOST:
         _refuse(name, f"{what} for scores of the host")

@@ -32,7 +32,7 @@ class Grid(Protocol):
     """Equations (20)-(29) of `fsachain.grid`; `dispatch.grid` makes it.
 
     Tensors are torch's and live together: logits [.., V] of any floating-point type; scores and occupancies [K, cells],
-    float64; stats [2 S, R]; log Z and weights [N], float64.
+    float64; stats [2 S, R]; log Z [N], float64; weights [N], or one of all.
     """
 
     def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
@@ -48,7 +48,7 @@ class Grid(Protocol):
         """What (26) asks of occupancies, in place."""
 
     def log_probs(self, batch: GridBatch, values: Any) -> Any:
-        """log Z (21) of scores in flat float32 or float64 memory: -inf without a path, NaN for NaN and +inf."""
+        """log Z (21) of contiguous scores, float32 or float64: -inf without a path, NaN for NaN and +inf."""
 
     def forward_backward(self, batch: GridBatch, values: Any) -> Any:
         """As `log_probs`; scores give way to occupancies (22), 0 in padding and where log Z is not finite."""
@@ -70,8 +70,8 @@ class Grid(Protocol):
 class HostGrid:
     """A backend of the host, see `Grid`; `recursion` and `rows` are modules such as `cpu.grid` and `cpu.grid_rows`."""
 
-    def __init__(self, recursion: Any, rows: Any, like: Any) -> None:
-        self._recursion, self._rows, self._like = recursion, rows, kinds.back_to(like)
+    def __init__(self, recursion: Any, rows: Any) -> None:
+        self._recursion, self._rows, self._like = recursion, rows, kinds.to_torch()
 
     def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
         values = _nothing(placed.rows)
@@ -84,19 +84,19 @@ class HostGrid:
         return self._like(values), self._like(np.empty((0, len(flat)), flat.dtype))
 
     def constrain(self, placed: Placed, scores: Any) -> None:
-        constrain(placed.rows, kinds.as_numpy(scores))
+        constrain(placed.rows, scores.numpy())
 
     def release(self, placed: Placed, occupancy: Any) -> None:
-        release(placed.rows, kinds.as_numpy(occupancy))
+        release(placed.rows, occupancy.numpy())
 
     def log_probs(self, batch: GridBatch, values: Any) -> Any:
-        return self._like(self._recursion.log_probs(batch, kinds.as_numpy(values)))
+        return self._like(self._recursion.log_probs(batch, values.numpy().reshape(-1)))
 
     def forward_backward(self, batch: GridBatch, values: Any) -> Any:
-        return self._like(self._recursion.forward_backward(batch, kinds.as_numpy(values)))
+        return self._like(self._recursion.forward_backward(batch, values.numpy().reshape(-1)))
 
     def best_paths(self, batch: GridBatch, values: Any) -> tuple[Any, list[Ints]]:
-        scores, paths = self._recursion.best_paths(batch, kinds.as_numpy(values))
+        scores, paths = self._recursion.best_paths(batch, values.numpy().reshape(-1))
         return scores, paths
 
     def gradient(
@@ -106,7 +106,8 @@ class HostGrid:
         # numpy asks for large pages, torch does not: with small ones their first use takes longer than the gradient.
         out = np.empty(tuple(logits.shape), flat.dtype)
         self._write(placed, flat, stats, occupancy, weights, limit, out.reshape(flat.shape))
-        return self._like(out).to(logits.dtype)
+        made = self._like(out)
+        return made if made.dtype == logits.dtype else made.to(logits.dtype)
 
     def overwrite(
         self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
@@ -120,15 +121,18 @@ class HostGrid:
     def _write(
         self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any
     ) -> None:
-        g, factors = kinds.as_numpy(occupancy), kinds.as_numpy(weights)
-        if len(stats):
-            self._rows.softmax_gradient(placed.rows, flat, kinds.as_numpy(stats), g, factors, limit, out)
+        g, factors = occupancy.numpy(), weights.tolist()
+        factors = factors if weights.ndim else [factors] * len(placed.rows.sequences)
+        if stats.shape[0]:
+            self._rows.softmax_gradient(placed.rows, flat, stats.numpy(), g, factors, limit, out)
         else:
             self._rows.plain_gradient(placed.rows, flat, g, factors, limit, out)
 
 
 def _nothing(rows: Rows) -> Any:
-    return np.full((len(rows.classes), num_cells(rows)), -np.inf)
+    values = np.empty((len(rows.classes), num_cells(rows)))
+    values.fill(-np.inf)
+    return values
 
 
 def _host_rows(logits: Any) -> Any:
@@ -200,7 +204,8 @@ class DeviceGrid:
     def _write(
         self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any
     ) -> None:
-        g, factors, into = (cuda_call.view(array) for array in (occupancy, weights.contiguous(), out))
+        factors = weights.double().expand(len(placed.rows.sequences)).contiguous()
+        g, factors, into = (cuda_call.view(array) for array in (occupancy, factors, out))
         given = self._device, placed.rows, cuda_call.view(flat)
         if len(stats):
             made = cuda_call.view(stats)

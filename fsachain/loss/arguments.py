@@ -7,6 +7,7 @@ of which row (n, t, r) is the node (t, ranges[n, t, r]).
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,23 +19,33 @@ from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.grid import TOPOLOGIES, Ints, Rows
 from fsachain.loss.autograd import as_tensor
 
+Span = tuple[int, int, int, int]
 REDUCTIONS = ("none", "mean", "sum")
 _NO_RANGES = torch.zeros(0, 0, 0, dtype=torch.int64, device="cpu")
+_NO_STARTS = torch.zeros(0, 2, dtype=torch.int64, device="cpu")
 
 
 class Given(NamedTuple):
     """What the operators take beside the logits, tensors as int64 on the host.
 
-    targets [N, U]; sizes [N, 4]: first frame and label, last frame T_n and label U_n; ranges: [N, T, R] of pruned logits,
-    [0, 0, 0] otherwise; classes, durations [K]: of the kinds of arcs, see `grid.Rows`.
+    targets [N, U]; frames, labels [N]: T_n and U_n; starts [N, 2]: first frame and label, [0, 2] where all are 0; ranges:
+    [N, T, R] of pruned logits, [0, 0, 0] otherwise; classes, durations [K]: of the kinds of arcs, see `grid.Rows`.
     Targets and ranges that were on the device of the logits stay there: no host waits for them.
     """
 
     targets: Tensor
-    sizes: Tensor
+    frames: Tensor
+    labels: Tensor
+    starts: Tensor
     ranges: Tensor
     classes: list[int]
     durations: list[int]
+
+    def spans(self) -> list[Span]:
+        """First frame and label, T_n and U_n of each sequence."""
+        ends = self.frames.tolist(), self.labels.tolist()
+        starts = self.starts.T.tolist() if self.starts.numel() else [[0] * len(ends[0])] * 2
+        return list(zip(*starts, *ends, strict=True))
 
 
 def check_logits(logits: Any, name: str, dimensions: tuple[int, ...]) -> None:
@@ -146,14 +157,8 @@ def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any,
             f"logit_lengths and target_lengths have shapes {list(frames.shape)} and {list(labels.shape)}; "
             "expected [N] both"
         )
-    none = torch.zeros_like(frames)
-    return Given(
-        integers_there(targets, "targets", logits.device),
-        torch.stack([none, none, frames, labels], dim=1),
-        _NO_RANGES,
-        classes,
-        [-1] * len(classes),
-    )
+    there = integers_there(targets, "targets", logits.device)
+    return Given(there, frames, labels, _NO_STARTS, _NO_RANGES, classes, [-1] * len(classes))
 
 
 def make_rows(shape: list[int], call: Given, heads: list[int], delays: list[float], sigma: float) -> Placed:
@@ -161,57 +166,68 @@ def make_rows(shape: list[int], call: Given, heads: list[int], delays: list[floa
 
     Targets and ranges of a device are not: illegal ones make the loss of their sequence NaN. heads: see `grid.Rows`.
     """
-    sizes = call.sizes.numpy()
-    _check_sizes(sizes, list(call.targets.shape))
+    spans, targets, ranges = call.spans(), call.targets, call.ranges
+    _check_sizes(spans, list(targets.shape))
     _check_targets(call, heads)
-    if call.ranges.numel() and call.ranges.is_cpu:
-        _check_ranges(call.ranges.numpy(), shape, call.targets.shape[1])
-    sequences = _sequences(shape, sizes, call.targets.shape[1], call.ranges.numel() > 0)
-    return place_rows(shape, call, sequences, heads, delays, sigma)
+    is_pruned = ranges.numel() > 0
+    if is_pruned and ranges.is_cpu:
+        _check_ranges(ranges.numpy(), shape, targets.shape[1])
+    sequences = _sequences(shape, spans, targets.shape[1], is_pruned)
+    kinds = row_kinds(call.classes, call.durations, heads, delays, sigma)
+    return place_rows(shape, sequences, targets, ranges, kinds)
 
 
 def place_rows(
-    shape: list[int], call: Given, sequences: Ints, heads: list[int], delays: list[float], sigma: float
+    shape: list[int], sequences: Ints, targets: Tensor, ranges: Tensor, kinds: tuple[Any, ...]
 ) -> Placed:
-    """`make_rows` once more, of arguments that it has checked, with the `sequences` that it made."""
-    targets, ranges, (labels, alone) = call.targets, call.ranges, heads
-    placed_targets = placed_first = illegal = None
+    """`make_rows` of arguments that it has checked, with the `sequences` that it made; kinds: of `row_kinds`."""
+    placed_targets = placed_first = illegal = first = None
     if targets.is_cpu:
         on_host = np.ascontiguousarray(targets.numpy())
     else:
         on_host = np.empty((len(targets), 0), np.int64)
+        labels, alone = kinds[2].tolist()
         usable = (targets >= 0) & (targets < labels) & (targets != alone)
         placed_targets = torch.where(usable, targets, -1)
-    if ranges.numel() and ranges.is_cpu:
-        first = np.ascontiguousarray(ranges.numpy()[:, :, 0])
-    else:
+    if ranges.numel():
+        if ranges.is_cpu:
+            first = np.ascontiguousarray(ranges.numpy()[:, :, 0])
+        else:
+            placed_first, illegal = _usable_ranges(ranges, shape, targets.shape[1])
+    if first is None:
         first = np.zeros((len(sequences), max(sequences[:, 2].tolist())), np.int64)
-    if ranges.numel() and not ranges.is_cpu:
-        placed_first, illegal = _usable_ranges(ranges, shape, targets.shape[1])
+    return Placed(Rows(sequences, first, on_host, *kinds), placed_targets, placed_first, illegal)
+
+
+def row_kinds(
+    classes: list[int], durations: list[int], heads: list[int], delays: list[float], sigma: float
+) -> tuple[Any, ...]:
+    """The last fields of `Rows`, which many calls share."""
+    return _row_kinds(tuple(classes), tuple(durations), tuple(heads), tuple(delays), sigma)
+
+
+@lru_cache(maxsize=64)
+def _row_kinds(classes: Any, durations: Any, heads: Any, delays: Any, sigma: float) -> tuple[Any, ...]:
     charges = np.array([delays, [sigma] * len(delays)])
-    classes, durations = np.array([call.classes, call.durations])
-    rows = Rows(sequences, first, on_host, classes, charges, np.array(heads), durations)
-    return Placed(rows, placed_targets, placed_first, illegal)
+    return np.array(classes), charges, np.array(heads), np.array(durations)
 
 
-def _sequences(shape: list[int], sizes: Ints, num_targets: int, is_pruned: bool) -> Ints:
+def _sequences(shape: list[int], spans: list[Span], num_targets: int, is_pruned: bool) -> Ints:
     """[N, 8], see `grid.Rows`."""
     if len(shape) == 2:
-        sequences = np.empty((len(sizes), 8), np.int64)
-        sequences[:, 4:6] = sizes[:, 2:]
-        per_frame = sizes[:, 3] + 1
-        ends = np.cumsum(sizes[:, 2] * per_frame)
-        if int(ends[-1]) != shape[0]:
+        rows, first = [], 0
+        for _, _, num_frames, num_labels in spans:
+            per_frame = num_labels + 1
+            rows.append((first, per_frame, num_frames, per_frame, num_frames, num_labels, first, per_frame))
+            first += num_frames * per_frame
+        if first != shape[0]:
             raise ShapeError(
-                f"logits has {shape[0]} rows (shape {shape}); expected {int(ends[-1])}, "
+                f"logits has {shape[0]} rows (shape {shape}); expected {first}, "
                 "the sum of logit_lengths x (target_lengths + 1)"
             )
-        first_row = ends - sizes[:, 2] * per_frame
-        sequences[:, :4] = np.stack([first_row, per_frame, sizes[:, 2], per_frame], axis=1)
-        sequences[:, 6], sequences[:, 7] = first_row, per_frame
-        return sequences
-    _check_padded(sizes, shape, "logits")
-    most, (_, frames, labels, _) = max(sizes[:, 3].tolist()), shape
+        return np.array(rows)
+    _check_padded(spans, shape, "logits")
+    most, (_, frames, labels, _) = max(span[3] for span in spans), shape
     cells = num_targets + 1 if is_pruned else labels
     if most >= cells:
         raise ShapeError(
@@ -221,7 +237,7 @@ def _sequences(shape: list[int], sizes: Ints, num_targets: int, is_pruned: bool)
     return np.array(
         [
             (n * frames * labels, labels, frames, labels, num_frames, num_labels, n * frames * cells, cells)
-            for n, (_, _, num_frames, num_labels) in enumerate(sizes.tolist())
+            for n, (_, _, num_frames, num_labels) in enumerate(spans)
         ]
     )
 
@@ -236,7 +252,7 @@ def _check_targets(call: Given, heads: list[int]) -> None:
         if not every or 0 <= min(every) <= max(every) < labels:  # padding, too
             return
     wrong = (values < 0) | (values >= labels) | (values == alone)
-    wrong &= np.arange(values.shape[1]) < call.sizes.numpy()[:, 3:4]
+    wrong &= np.arange(values.shape[1]) < call.labels.numpy()[:, None]
     if np.count_nonzero(wrong):
         n, u = np.argwhere(wrong)[0]
         if values[n, u] != alone:
@@ -246,34 +262,35 @@ def _check_targets(call: Given, heads: list[int]) -> None:
         )
 
 
-def check_frames(sizes: Tensor, encoder: list[int], predictor: list[int]) -> None:
+def check_frames(call: Given, encoder: list[int], predictor: list[int]) -> None:
     if encoder[0] != predictor[0]:
         raise ShapeError(
             f"encoder_out and predictor_out have shapes {encoder} and {predictor}; expected one N"
         )
-    _check_padded(sizes.numpy(), encoder, "encoder_out")
-    for n in np.flatnonzero(sizes[:, 3].numpy() >= predictor[1]).tolist():
-        raise ShapeError(
-            f"target_lengths[{n}] = {int(sizes[n, 3])}; expected 0 to {predictor[1] - 1}, as predictor_out {predictor}"
-        )
+    _check_padded(call.spans(), encoder, "encoder_out")
+    for n, count in enumerate(call.labels.tolist()):
+        if count >= predictor[1]:
+            raise ShapeError(
+                f"target_lengths[{n}] = {count}; expected 0 to {predictor[1] - 1}, as predictor_out {predictor}"
+            )
 
 
-def _check_padded(sizes: Ints, shape: list[int], name: str) -> None:
-    if shape[0] != len(sizes):
-        raise ShapeError(f"{name} has {shape[0]} sequences (shape {shape}); expected {len(sizes)}")
-    for n, frames in enumerate(sizes[:, 2].tolist()):
+def _check_padded(spans: list[Span], shape: list[int], name: str) -> None:
+    if shape[0] != len(spans):
+        raise ShapeError(f"{name} has {shape[0]} sequences (shape {shape}); expected {len(spans)}")
+    for n, (_, _, frames, _) in enumerate(spans):
         if frames > shape[1]:
             raise ShapeError(
                 f"logit_lengths[{n}] = {frames}; expected 0 to {shape[1]}, the frames of {name} {shape}"
             )
 
 
-def _check_sizes(sizes: Ints, targets: list[int]) -> None:
-    if not len(sizes):
+def _check_sizes(spans: list[Span], targets: list[int]) -> None:
+    if not spans:
         raise ShapeError("the batch is empty; expected at least one sequence")
-    if len(targets) != 2 or targets[0] != len(sizes):
-        raise ShapeError(f"targets has shape {targets}; expected [{len(sizes)}, U]")
-    for n, (first, label, frames, count) in enumerate(sizes.tolist()):
+    if len(targets) != 2 or targets[0] != len(spans):
+        raise ShapeError(f"targets has shape {targets}; expected [{len(spans)}, U]")
+    for n, (first, label, frames, count) in enumerate(spans):
         if frames < first:
             raise ShapeError(f"logit_lengths[{n}] = {frames}; expected {first} or more")
         if not label <= count <= targets[1]:

@@ -12,9 +12,10 @@ import inspect
 import math
 import operator
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -36,6 +37,13 @@ _may_come_again = getattr(torch._C._autograd, "_get_current_graph_task_keep_grap
 def is_watched() -> bool:
     """Whether a compiler, a tracer or a transform sees what is done to tensors."""
     return bool(torch.compiler.is_compiling() or _count_modes() or _has_transforms())
+
+
+def _picker(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """The entries of a tuple at these places."""
+    if len(places) > 1:
+        return operator.itemgetter(*places)
+    return lambda entries: tuple([entries[place] for place in places])
 
 
 class Operator:
@@ -72,7 +80,8 @@ class Operator:
         self._fields: tuple[str, ...] = getattr(returned, "_fields", ())
         self._result: Any = None if returned is type(None) else returned
         self._mutated = tuple(self._names.index(name) for name in mutates)
-        self._tensors = tuple(i for i, kind in enumerate(types.values()) if kind is Tensor)
+        self._pick = _picker([i for i, kind in enumerate(types.values()) if kind is Tensor])
+        self._tensor_names = self._pick(self._names)
         if gradient is not None:
             asked = [*list(inspect.signature(gradient).parameters)[1:], *needs]
             self._asks_for_last = "is_last" in asked
@@ -80,8 +89,12 @@ class Operator:
             places = {name: i for i, name in enumerate((*self._names, *self._fields))}
             known = [(name, places[name]) for name in asked if name in places]
             tensors = [one for one in known if types.get(one[0], Tensor) is Tensor]
-            self._saved_names, self._saved = [name for name, _ in tensors], [place for _, place in tensors]
-            self._options = [one for one in known if one not in tensors]
+            options = [one for one in known if one not in tensors]
+            self._saved_names, self._saved = [name for name, _ in tensors], _picker([i for _, i in tensors])
+            self._option_names, self._options = (
+                [name for name, _ in options],
+                _picker([i for _, i in options]),
+            )
         self.op = self._custom(kernel.__name__.lstrip("_"), types, fake, mutates)
 
     def _custom(
@@ -113,9 +126,10 @@ class Operator:
 
     def __call__(self, *given: Any) -> Any:
         inputs = given[0] if self._takes_tuple else given
-        if is_watched() or not _PLAIN_TENSORS.issuperset([type(inputs[i]) for i in self._tensors]):
+        tensors = self._pick(inputs)
+        if is_watched() or not _PLAIN_TENSORS.issuperset(map(type, tensors)):
             if not torch.compiler.is_compiling():
-                refuse_functional_gradient([inputs[i] for i in self._tensors])
+                refuse_functional_gradient(tensors)
             found = self.op(*inputs)
             return self._result(*found) if self._fields else found
         refuse_forward_mode()
@@ -124,12 +138,12 @@ class Operator:
             for i in self._mutated:
                 torch.autograd.graph.increment_version(inputs[i])
             return found
-        wanted = [inputs[i] for i in self._tensors if inputs[i].requires_grad]
+        wanted = [tensor for tensor in tensors if tensor.requires_grad]
         if not wanted:
             return self.kernel(inputs)
         if self._gradient is not None:
             rest: list[Tensor] = []
-            first = _Node.apply((self, inputs, rest), *wanted)
+            first = _apply((self, inputs, rest), *wanted)
             return self._result(first, *rest) if self._fields else first
         with torch.no_grad():
             found = self.kernel(inputs)
@@ -142,8 +156,8 @@ class Operator:
 
     def keep(self, ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
         known = (*inputs, *results)
-        ctx.save_for_backward(*[known[place] for place in self._saved])
-        ctx.options = {name: known[place] for name, place in self._options}
+        ctx.save_for_backward(*self._saved(known))
+        ctx.options = dict(zip(self._option_names, self._options(known), strict=True))
         ctx.set_materialize_grads(False)
 
     def backward(self, ctx: Any, factor: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -172,7 +186,8 @@ class _Node(torch.autograd.Function):
         results = found if isinstance(found, tuple) else (found,)
         owner.keep(ctx, inputs, results)
         ctx.owner = owner
-        ctx.wanted = [owner._names[i] for i in owner._tensors if inputs[i].requires_grad]
+        given = zip(owner._tensor_names, owner._pick(inputs), strict=True)
+        ctx.wanted = [name for name, tensor in given if tensor.requires_grad]
         rest += results[1:]
         first: Tensor = results[0]
         return first
@@ -182,6 +197,10 @@ class _Node(torch.autograd.Function):
         is_last = not (_may_come_again() or torch.is_grad_enabled() or is_watched())
         found = ctx.owner.gradients(ctx, factor, is_last)
         return None, *[found.get(name) for name in ctx.wanted]
+
+
+# What `apply` itself calls once it has found no transform, as `Operator` has by then.
+_apply = super(torch.autograd.Function, _Node).apply
 
 
 def refuse_forward_mode() -> None:
@@ -197,7 +216,7 @@ def refuse_forward_mode() -> None:
         )
 
 
-def refuse_functional_gradient(tensors: list[Tensor]) -> None:
+def refuse_functional_gradient(tensors: Sequence[Tensor]) -> None:
     """Raise if a `torch.func.grad` around this call asks for a gradient, which torch's custom operators cannot give."""
     levels = _transforms() or ()
     if any(level.key().name == "Grad" for level in levels) and any(one.requires_grad for one in tensors):
@@ -265,7 +284,8 @@ def loss_of(
         losses = [0.0 if loss == math.inf else loss for loss in losses]
     if reduction == "none":
         return as_tensor(losses, dtype)
-    return torch.scalar_tensor(sum(map(operator.mul, losses, shares)), dtype=dtype, device="cpu")
+    total = sum(map(operator.mul, losses, shares))
+    return torch.from_numpy(np.array(total, np.float64 if dtype == torch.float64 else np.float32))
 
 
 def wants_gradient(tensor: Tensor) -> bool:

@@ -122,6 +122,8 @@ def transducer_loss(
     if chunk_frames is not None and chunk_frames < 1:
         raise ConfigError(f"chunk_frames = {chunk_frames}; expected 1 or more, or None")
     call = arguments.given(encoder_out, targets, logit_lengths, target_lengths, [blank, -1])
+    # Backward reads the lengths again, of which the caller may have written over his own.
+    call = call._replace(frames=call.frames.clone(), labels=call.labels.clone())
     setting = Setting(
         joiner,
         call,
@@ -134,7 +136,7 @@ def transducer_loss(
         dispatch.grid(encoder_out, backend),
         precision_of(encoder_out),
     )
-    arguments.check_frames(call.sizes, list(encoder_out.shape), list(predictor_out.shape))
+    arguments.check_frames(call, list(encoder_out.shape), list(predictor_out.shape))
     used = list(parameters or _parameters(joiner))
     if not used and torch.is_grad_enabled():
         _check_closed(setting, encoder_out, predictor_out)
@@ -165,7 +167,9 @@ def _real(values: Tensor, lengths: Tensor) -> Tensor:
 
 def _lengths(setting: Setting, like: Tensor) -> tuple[Tensor, Tensor]:
     """Frames and labels [N] of each sequence, where `like` lives."""
-    frames, labels = setting.call.sizes[:, 2:].T.contiguous().to(like.device, non_blocking=True)
+    frames, labels = (
+        x.to(like.device, non_blocking=True) for x in (setting.call.frames, setting.call.labels)
+    )
     return frames, labels
 
 
@@ -183,11 +187,10 @@ def _join(setting: Setting, encoder: Tensor, predictor: Tensor, first: int, last
 
 def _chunk_rows(setting: Setting, shape: list[int], first: int) -> Placed:
     """Rows of the logits of frames `first` and on; cells are dense, [N, frames, U + 1]."""
-    sizes = setting.call.sizes.clone()
-    sizes[:, 2] = (sizes[:, 2] - first).clamp(0, shape[1])
+    frames = (setting.call.frames - first).clamp(0, shape[1])
     blank, *others = setting.call.classes
     classes = [arguments.class_index(blank, shape[3], "blank"), *others]
-    call = setting.call._replace(sizes=sizes, classes=classes)
+    call = setting.call._replace(frames=frames, classes=classes)
     return arguments.make_rows(shape, call, [shape[3], -1], [0.0, 0.0], 0.0)
 
 
@@ -219,7 +222,7 @@ def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores
             setting.backend.constrain(placed, cells)
         values[:, :, first:last] = cells.view(2, len(encoder), last - first, labels)
     if setting.delay_penalty:
-        middle = 0.5 * (setting.call.sizes[:, 2:3].double() - 1.0)
+        middle = 0.5 * (setting.call.frames.view(-1, 1).double() - 1.0)
         late = (middle - torch.arange(frames, device=middle.device)).to(encoder.device, non_blocking=True)
         values[1] += setting.delay_penalty * late.unsqueeze(2)
     return _Scores(values, stats, step, state)
@@ -228,7 +231,7 @@ def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores
 def _occupancies(setting: Setting, values: Tensor) -> Tensor:
     """log Z [N]; values give way to g, scaled as in (27)."""
     _, size, frames, labels = values.shape
-    batch = GridBatch(setting.arcs, setting.call.sizes.numpy(), dense_boxes(size, 2, frames, labels))
+    batch = GridBatch(setting.arcs, np.array(setting.call.spans()), dense_boxes(size, 2, frames, labels))
     log_prob: Tensor = setting.backend.forward_backward(batch, values.view(-1))
     if setting.fastemit:
         values[1] *= 1.0 + setting.fastemit

@@ -127,9 +127,10 @@ def _ctc(call: CtcCall) -> CtcLosses:
     gradient = _gradient_of(scores, call.with_gradient)
     module, out = ctc_backend(call.backend, scores), gradient.reshape(-1)
     size, num_frames, _ = rows.shape
-    statistics = np.zeros((2 if is_logits else 0, size, num_frames))
+    statistics = np.zeros((2, size, num_frames)) if is_logits else _NO_STATISTICS
     checks = None if is_logits else _checks(call.unnormalized)
-    sums = np.ones((size, num_frames)) if checks else _NO_SUMS
+    sums = np.empty((size, num_frames) if checks else (0, 0))
+    sums.fill(1.0)
     shares = _shares(call, problem)
     rest = np.array(shares), call.memory_budget
     log_z = module.log_probs(problem, rows, statistics, sums, checks or Checks(), out, *rest).tolist()
@@ -268,7 +269,7 @@ def _gradient_of(scores: Tensor, wanted: bool) -> npt.NDArray[np.floating]:
 
 
 _NO_PRIORS = np.empty(0)
-_NO_SUMS = np.empty((0, 0))
+_NO_STATISTICS = np.empty((0, 0, 0))
 _NONE = torch.empty(0)
 _NO_SHARES = torch.empty(0, dtype=torch.float64)
 
@@ -292,8 +293,11 @@ def _rows(scores: Tensor) -> Rows:
 def _is_far(sums: Floats, dtype: torch.dtype) -> bool:
     """Whether a sum misses one, by more than rounding of the scores."""
     # Log-probabilities down to -16 that are rounded by half a unit may miss one by 8 units.
-    most = max(1e-3, 16.0 * torch.finfo(dtype).eps)
-    return bool(np.count_nonzero(np.abs(sums - 1.0) <= most) < sums.size)
+    most, flat = max(1e-3, 16.0 * torch.finfo(dtype).eps), sums.reshape(-1)
+    if not flat.size:
+        return False
+    # A NaN is the least and the largest.
+    return not (flat[flat.argmin()] >= 1.0 - most and flat[flat.argmax()] <= 1.0 + most)
 
 
 def _checks(unnormalized: str) -> Checks | None:

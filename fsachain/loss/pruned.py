@@ -461,7 +461,9 @@ def rnnt_loss_pruned(
     blank = arguments.class_index(termination_symbol, width, "termination_symbol")
     given = arguments.Given(
         check_symbols(targets, spans, (size, targets.shape[1]), width),
-        spans[:, [1, 0, 3, 2]],
+        spans[:, 3],
+        spans[:, 2],
+        spans[:, [1, 0]],
         arguments.integers_there(ranges, "ranges", logits.device),
         [blank, -1],
         [-1, -1],

@@ -20,7 +20,7 @@ from fsachain.fsa import Ints
 from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
 from fsachain.loss import arguments
-from fsachain.loss.arguments import Given, make_rows, place_rows
+from fsachain.loss.arguments import Given, make_rows, place_rows, row_kinds
 from fsachain.loss.autograd import Operator, as_tensor, loss_of, wants_gradient
 from fsachain.loss.grid import grid, score_batch
 
@@ -31,13 +31,15 @@ from fsachain.loss.grid import grid, score_batch
 _ARCS = {arcs: as_tensor(arcs) for arcs in TOPOLOGIES.values()}
 
 
-def grid_batch(rows: Rows, sizes: Tensor, arcs: Tensor) -> GridBatch:
-    spans = np.array([(t, u, last - t, labels - u) for t, u, last, labels in sizes.tolist()])
-    return GridBatch(np.ascontiguousarray(arcs.numpy()), spans, row_boxes(rows))
+def grid_batch(rows: Rows, starts: Tensor, arcs: Tensor) -> GridBatch:
+    firsts = starts.tolist() if starts.numel() else [[0, 0]] * len(rows.sequences)
+    ends = [row[4:6] for row in rows.sequences.tolist()]
+    sizes = [(t, u, last - t, labels - u) for (t, u), (last, labels) in zip(firsts, ends, strict=True)]
+    return GridBatch(np.ascontiguousarray(arcs.numpy()), np.array(sizes), row_boxes(rows))
 
 
 class RnntCall(NamedTuple):
-    """Arguments of the operator; the five after the logits: see `arguments.Given`.
+    """Arguments of the operator; the seven after the logits: see `arguments.Given`.
 
     arcs [K, 3]: a `grid.GridArc` for each class. heads: the softmaxes of a row, see `grid.Rows`. delays, sigma: of (24);
     fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs; forgive: empty, or
@@ -47,7 +49,9 @@ class RnntCall(NamedTuple):
 
     logits: Tensor
     targets: Tensor
-    sizes: Tensor
+    frames: Tensor
+    labels: Tensor
+    starts: Tensor
     ranges: Tensor
     classes: list[int]
     durations: list[int]
@@ -66,6 +70,9 @@ class RnntCall(NamedTuple):
     reduction: str = "none"
     zero_infinity: bool = False
 
+    def given(self) -> Given:
+        return Given(*self[1:8])
+
 
 class RnntLosses(NamedTuple):
     """The losses [N] or what they are reduced to, float64, where the logits live; and what the gradient needs.
@@ -82,8 +89,8 @@ class RnntLosses(NamedTuple):
 
 def arc_scores(call: RnntCall) -> tuple[Grid, Placed, Tensor, Tensor]:
     """The grid and where its rows lie; scores (24) [K, cells], with (26) if it holds, and the softmaxes' stats."""
-    ours, logits = dispatch.grid(call.logits, call.backend), call.logits.detach()
-    placed = make_rows(list(logits.shape), Given(*call[1:6]), call.heads, call.delays, call.sigma)
+    ours, logits = dispatch.grid(call.logits, call.backend), call.logits
+    placed = make_rows(list(logits.shape), call.given(), call.heads, call.delays, call.sigma)
     values, stats = (ours.plain_scores if call.is_normalized else ours.softmax_scores)(placed, logits)
     if call.is_constrained:
         ours.constrain(placed, values)
@@ -97,12 +104,12 @@ def _rnnt(call: RnntCall) -> RnntLosses:
     plain = values
     if forgive:
         values = _forgiven(plain, _is_nothing(stats, call.logits), *forgive)
-    batch, sequences = grid_batch(placed.rows, call.sizes, arcs), torch.from_numpy(placed.rows.sequences)
+    batch, sequences = grid_batch(placed.rows, call.starts, arcs), torch.from_numpy(placed.rows.sequences)
     if not call.with_gradient:
-        loss = _reduced(call, ours.log_probs(batch, values.view(-1)))
+        loss = _reduced(call, ours.log_probs(batch, values))
         return RnntLosses(loss, stats.new_empty(len(stats), 0), values.new_empty(len(values), 0), sequences)
     after = values.clone() if forgive else values
-    log_prob = ours.forward_backward(batch, values.view(-1))
+    log_prob = ours.forward_backward(batch, values)
     if forgive:
         values = _of_plain(values, after, plain, *forgive)
     if call.fastemit:
@@ -161,26 +168,25 @@ def _fake_rnnt(call: RnntCall) -> RnntLosses:
     else:
         labels = call.targets.shape[1] + 1 if call.ranges.shape[0] > 0 else logits.shape[2]
         cells = logits.shape[0] * logits.shape[1] * labels
-    rows, size = logits.numel() // logits.shape[-1], call.sizes.shape[0]
+    rows, size = logits.numel() // logits.shape[-1], call.frames.shape[0]
     return RnntLosses(
         logits.new_empty((size,) if call.reduction == "none" else (), dtype=torch.float64),
         logits.new_empty(
             0 if call.is_normalized else 2 * num_softmaxes, rows if with_gradient else 0, dtype=real
         ),
         logits.new_empty(len(call.classes), cells if with_gradient else 0, dtype=torch.float64),
-        call.sizes.new_empty(size, 8),
+        call.frames.new_empty(size, 8),
     )
 
 
 class GradientCall(NamedTuple):
-    """Arguments as for `rnnt`, which made stats, g and sequences; factors [N]."""
+    """Arguments as for `rnnt`, which made stats, g and sequences; factors [N], or one of all."""
 
     logits: Tensor
     stats: Tensor
     occupancy: Tensor
     sequences: Tensor
     targets: Tensor
-    sizes: Tensor
     ranges: Tensor
     classes: list[int]
     durations: list[int]
@@ -191,10 +197,10 @@ class GradientCall(NamedTuple):
 
     def of_grid(self) -> tuple[Any, ...]:
         """Arguments of a grid's `gradient`."""
-        delays = [0.0] * len(self.classes)
-        sequences, given = self.sequences.numpy(), Given(*self[4:9])
-        placed = place_rows(list(self.logits.shape), given, sequences, self.heads, delays, 0.0)
-        return placed, self.logits.detach(), self.stats, self.occupancy, self.factors.double(), self.clamp
+        kinds = row_kinds(self.classes, self.durations, self.heads, [0.0] * len(self.classes), 0.0)
+        shape = list(self.logits.shape)
+        placed = place_rows(shape, self.sequences.numpy(), self.targets, self.ranges, kinds)
+        return placed, self.logits, self.stats, self.occupancy, self.factors, self.clamp
 
 
 def _rnnt_gradient(call: GradientCall) -> Tensor:
@@ -216,14 +222,12 @@ rnnt_gradient_inplace = Operator(_rnnt_gradient_inplace, lambda _: None, mutates
 
 
 def _rnnt_backward(
-    factor: Tensor, inplace: bool, reduction: str, sizes: Tensor, **kept: Any
+    factor: Tensor, inplace: bool, reduction: str, sequences: Tensor, is_last: bool, **kept: Any
 ) -> dict[str, Tensor | None]:
-    share, factors = arguments.share_of(reduction, sizes.shape[0]), factor
-    if reduction != "none":
-        factors = (factor * share if share != 1.0 else factor).expand(sizes.shape[0])
-    call = GradientCall(**kept, sizes=sizes, factors=factors)
+    share = arguments.share_of(reduction, sequences.shape[0])
+    call = GradientCall(**kept, sequences=sequences, factors=factor * share if share != 1.0 else factor)
     if not inplace:
-        return {"logits": rnnt_gradient(call)}
+        return {"logits": (_rnnt_gradient if is_last else rnnt_gradient)(call)}
     rnnt_gradient_inplace(call)
     return {"logits": call.logits.detach()}
 
@@ -233,14 +237,10 @@ rnnt = Operator(_rnnt, _fake_rnnt, _rnnt_backward, needs=GradientCall._fields[:-
 
 def rnnt_call(logits: Tensor, given: Given, arcs: Sequence[GridArc], **options: Any) -> RnntCall:
     """Of checked arguments, options as in `RnntCall`; by default one softmax over all classes, no delays."""
-    every: dict[str, Any] = {
-        "heads": [logits.shape[-1], -1],
-        "delays": [0.0] * len(arcs),
-        "forgive": [],
-    } | options
-    kinds = _ARCS.get(tuple(arcs))
+    heads, delays = options.pop("heads", [logits.shape[-1], -1]), options.pop("delays", [0.0] * len(arcs))
+    kinds, forgive = _ARCS.get(tuple(arcs)), options.pop("forgive", [])
     kinds = as_tensor(arcs) if kinds is None else kinds
-    return RnntCall(logits, *given, kinds, with_gradient=wants_gradient(logits), **every)
+    return RnntCall(logits, *given, kinds, heads, delays, forgive, wants_gradient(logits), **options)
 
 
 def rnnt_loss(
@@ -503,4 +503,5 @@ def lattice_of(call: RnntCall, arcs: tuple[GridArc, ...]) -> TransducerLattice:
     """The lattice of padded logits [N, T, .., ..]."""
     _, _, scores, _ = arc_scores(call)
     boxes = scores.view(len(arcs), *call.logits.shape[:2], -1).transpose(0, 1)
-    return TransducerLattice(boxes, arcs, call.sizes, cast(BackendName, call.backend))
+    sizes = as_tensor(call.given().spans())
+    return TransducerLattice(boxes, arcs, sizes, cast(BackendName, call.backend))

@@ -275,7 +275,9 @@ def write_softmax(form: Any, flat: Any, start: int, count: int, top: Any, scale:
 
 
 @helper
-def _sum_of_rows(form: Any, into: Any, first: int, x: Any, start: int, y: Any, row: int, count: int) -> None:
+def sum_of_entries(
+    form: Any, into: Any, first: int, x: Any, start: int, y: Any, row: int, count: int
+) -> None:
     """into = x + y, `count` entries from `first`, `start` and `row` on; `into` may be x itself."""
     whole = count - count % len(form)
     for i in range(0, whole, len(form)):
@@ -386,7 +388,7 @@ def copy_own(form: Any, frames: Any, t: int, work: Any) -> None:
                 rows[k, g] = y - columns.offset[k, g] + columns.slope[k] * late
             if stars.size > 0:
                 row, units = n * num_classes, given.units
-                _sum_of_rows(width, units, row, flat, start, given.shifts, 0, num_classes)
+                sum_of_entries(width, units, row, flat, start, given.shifts, 0, num_classes)
                 top, total = row_statistics(width, units, masks, row, num_classes)
                 stars[0, n, t], stars[1, n, t] = top, total
                 rows[1, g] = top + np.log(total) - columns.offset[1, g]
@@ -428,10 +430,10 @@ def _add_star(frames: Any, n: int, t: int, start: int, share: float, out: Any) -
         return
     row, units, kind = n * given.num_classes, given.units, given.units.dtype.type
     form, count = frames.form, given.num_classes
-    _sum_of_rows(form, units, row, given.scores, start, given.shifts, 0, count)
+    sum_of_entries(form, units, row, given.scores, start, given.shifts, 0, count)
     top, scale = kind(given.stars[0, n, t]), kind(share / total)
     write_softmax(form, units, row, count, top, scale, units)
-    _sum_of_rows(form, out, start, out, start, units, row, count)
+    sum_of_entries(form, out, start, out, start, units, row, count)
 
 
 @helper

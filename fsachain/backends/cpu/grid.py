@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cpu.jit import helper, jit_on_views
+from fsachain.backends.cpu.memory import borrow, give_back, trim
 from fsachain.backends.cpu.simd import (
-    aligned_bytes,
     exp_or_zero,
     fill,
     fma,
@@ -257,27 +257,19 @@ def _run(kernel: Any, batch: GridBatch, values: Reals) -> Array:
 
 
 def _for_each(batch: GridBatch, job: Callable[[int, Array, int], None]) -> None:
-    """job(n, work, columns) for each sequence, longest first; work [K + 2, cells], one for each thread."""
-    columns = [_num_columns(labels) for labels in batch.sizes[:, 3].tolist()]
-    cells = [
-        (frames + labels + 1) * count + PAD
-        for (_, _, frames, labels), count in zip(batch.sizes.tolist(), columns, strict=True)
-    ]
-    spare: list[Array] = []  # list.append and list.pop are atomic
-    kinds = len(batch.arcs) + 2
+    """job(n, work, columns) for each sequence, longest first; work [K + 2, cells]."""
+    jobs, kinds = [], len(batch.arcs) + 2
 
-    def run(n: int) -> None:
-        try:
-            work = spare.pop()
-        except IndexError:
-            work = aligned_bytes(kinds * max(cells) * 8).view(np.float64).reshape(kinds, max(cells))
-        job(n, work, columns[n])
-        spare.append(work)
+    def run(cells: int, n: int, columns: int) -> None:
+        buffer = borrow(kinds * cells * 8)
+        job(n, buffer[: kinds * cells * 8].view(np.float64).reshape(kinds, cells), columns)
+        give_back(buffer)
 
-    order = sorted(range(len(cells)), key=lambda n: -cells[n])
-    run_all([partial(run, n) for n in order], NODE * sum(cells))
-
-
-def _num_columns(labels: int) -> int:
-    """A block before the first label, and those that the labels need."""
-    return PAD * ((labels + PAD) // PAD + 1)
+    for n, (_, _, frames, labels) in enumerate(batch.sizes.tolist()):
+        columns = PAD * (
+            (labels + PAD) // PAD + 1
+        )  # a block before the first label, and those that the labels need
+        jobs.append(((frames + labels + 1) * columns + PAD, n, columns))
+    jobs.sort(reverse=True)
+    run_all([partial(run, *one) for one in jobs], NODE * sum([cells for cells, _, _ in jobs]))
+    trim()

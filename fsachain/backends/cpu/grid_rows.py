@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,26 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu.frames import (
     FORMS,
+    WIDTH,
     leave_out_masks,
     statistics_of_rows,
+    sum_of_entries,
     write_softmax,
     write_zeros,
 )
 from fsachain.backends.cpu.jit import helper, jit_on_views
-from fsachain.backends.cpu.simd import aligned_bytes, fill, fma, load_from, log_of_sum, store_to, where_more
+from fsachain.backends.cpu.simd import (
+    LINE,
+    aligned_bytes,
+    fill,
+    fma,
+    load_from,
+    log_of_sum,
+    store_to,
+    where_more,
+)
 from fsachain.backends.cpu.threads import run_all
-from fsachain.grid import Ints, Rows, num_softmaxes
+from fsachain.grid import Ints, Rows
 from fsachain.recursion import Array
 
 # Numba kernels between logits and the grid, equations (24), (25), (28) and (29): a node's logits are a row.
@@ -45,9 +57,10 @@ def _target(targets: Any, n: int, u: int, num_labels: int) -> int:
 
 
 @helper
-def _with(rows: Any, k: int, label: int, used: int, num_labels: int) -> int:
-    """How many of `used` rows from this label on have an arc of kind k."""
-    return used if rows[3][k] >= 0 else min(used, num_labels - label)
+def _frames_together(sequence: Any, frames: Any) -> int:
+    """How many frames have rows and cells one after another, without gaps: those of a span, or one."""
+    is_dense = sequence[1] == sequence[5] + 1 and sequence[7] == sequence[1]
+    return max(frames[1] - frames[0], 1) if is_dense else 1
 
 
 @helper
@@ -78,10 +91,7 @@ def _finish(found: Any, s: int) -> None:
 @helper
 def _log_prob(score: float, found: Any, s: int, r: int) -> float:
     """The log-prob of an entry: -inf stays, and an illegal row gives NaN."""
-    result = np.float64(score) - found[s, 0, r]
-    if result > -np.inf or not found[s, 1, r] >= 0:
-        result -= found[s, 2, r]
-    return result
+    return np.float64(score) - found[s, 0, r] - found[s, 2, r]
 
 
 @helper
@@ -125,10 +135,11 @@ def scores(
     """
     base, step, _, per_frame, num_frames, num_labels, cell_base, cell_step = rows[0][n]
     classes, charges, alone, durations = rows[3], rows[4], rows[5][1], rows[6]
-    masks, lanes, found, more = work
-    for t in range(frames[0], frames[1]):
-        begin, late = rows[1][n, t], 0.5 * (num_frames - 1) - t
-        used = min(per_frame, num_labels + 1 - begin)
+    targets, (masks, lanes, found, more) = rows[2][n], work
+    together = _frames_together(rows[0][n], frames)
+    for t in range(frames[0], frames[1], together):
+        begin = rows[1][n, t]
+        used = together * min(per_frame, num_labels + 1 - begin)
         for first in range(0, used, len(form)):
             row, count = base + t * step + first, min(used - first, len(form))
             for p in range(len(pieces)):
@@ -140,19 +151,31 @@ def scores(
                     _merge(count, found[0], more)
             for s in range(len(stats) // 2):
                 _finish(found, s)
+                top, inverse, own = stats[2 * s], stats[2 * s + 1], found[s]
                 for r in range(count):
-                    stats[2 * s, row + r] = found[s, 0, r]
-                    stats[2 * s + 1, row + r] = found[s, 3, r]
+                    top[row + r] = own[0, r]
+                    inverse[row + r] = own[3, r]
             for k in range(len(classes)):
-                charge = charges[0, k] * late - charges[1, k]
-                cell, u = cell_base + t * cell_step + begin + first, begin + first
-                for r in range(_with(rows, k, u, count, num_labels)):
-                    start, entry = (row + r) * width, classes[k] if classes[k] >= 0 else rows[2][n, u + r]
-                    if alone >= 0 or durations[k] >= 0:
-                        score = _score(flat, start, entry, durations[k], alone, found, r)
-                    else:
-                        score = _log_prob(flat[start + entry], found, 0, r)
-                    values[k, cell + r] = score + charge
+                entry, time, into, passed, u = (
+                    classes[k],
+                    durations[k],
+                    values[k],
+                    first // step,
+                    begin + first % step,
+                )
+                late, delay, sigma = 0.5 * (num_frames - 1) - (t + passed), charges[0, k], charges[1, k]
+                cell = cell_base + t * cell_step + begin + first
+                for r in range(count):
+                    if entry >= 0 or u < num_labels:
+                        start, read = (row + r) * width, entry if entry >= 0 else targets[u]
+                        if alone >= 0 or time >= 0:
+                            score = _score(flat, start, read, time, alone, found, r)
+                        else:
+                            score = _log_prob(flat[start + read], found, 0, r)
+                        into[cell + r] = score + (delay * late - sigma)
+                    u += 1
+                    if u > num_labels:
+                        u, late = 0, late - 1.0
 
 
 @helper
@@ -167,18 +190,18 @@ def _add(entries: Any, count: int, entry: int, g: float) -> int:
 
 
 @helper
-def _share(heads: Any, row: int, entry: int, x: float, stats: Any, totals: Any) -> float:
-    """p_v times the sum of g, for the softmax or the sigmoid that entry v belongs to."""
+def _share(heads: Any, row: int, entry: int, x: float, stats: Any, inner: float, total: float) -> float:
+    """p_v times the sum of g, for the softmax or the sigmoid that entry v belongs to: see `gradient`."""
     if entry == heads[1]:
-        return totals[2] * math.exp(_log_sigma(x, 1.0))
-    s = 0 if entry < heads[0] else 1
-    if len(stats) == 0 or totals[s] == 0:
+        return total * math.exp(_log_sigma(x, 1.0))
+    s, own = (0, inner) if entry < heads[0] else (1, total)
+    if len(stats) == 0 or own == 0:
         return 0.0
-    return math.exp(x - stats[2 * s, row]) * stats[2 * s + 1, row] * totals[s]
+    return math.exp(x - stats[2 * s, row]) * stats[2 * s + 1, row] * own
 
 
 @helper
-def _clamped(
+def _clamp(
     flat: Any,
     rows: Any,
     row: int,
@@ -188,12 +211,12 @@ def _clamped(
     values: Any,
     limit: float,
     entries: Any,
-) -> int:
-    """entries [3, 2 K]: a row's entries that are scores of arcs, the sums of g of these, and (25) within +-limit.
+) -> None:
+    """entries [3, 2 K + 1]: a row's entries that are scores of arcs, the sums of g of these, and (25) within +-limit.
 
-    of_row: the target, the cell and the sums of g. Returns how many entries there are.
+    Behind the last one stands -1. of_row: the target, the cell and the sums of g.
     """
-    target, cell, totals = of_row
+    target, cell, inner, total = of_row
     used = 0
     for k in range(len(rows[3])):
         entry = rows[3][k] if rows[3][k] >= 0 else target
@@ -203,20 +226,21 @@ def _clamped(
                 used = _add(entries, used, rows[6][k], values[k, cell])
     for i in range(used):
         entry = np.int64(entries[0, i])
-        share = _share(rows[5], row, entry, flat[row * width + entry], stats, totals) - entries[1, i]
-        entries[2, i] = min(max(share, -limit), limit)
-    return used
+        share = _share(rows[5], row, entry, flat[row * width + entry], stats, inner, total)
+        entries[2, i] = min(max(share - entries[1, i], -limit), limit)
+    entries[0, used] = -1.0
 
 
 @helper
-def _write_clamped(row: int, width: int, options: Any, used: int, entries: Any, out: Any) -> None:
-    """A row kept within +-options[1] x options[0], with the entries that `_clamped` found."""
-    weight, limit = options
+def _write_clamped(row: int, width: int, weight: float, limit: float, entries: Any, out: Any) -> None:
+    """A row kept within +-limit x weight, with the entries that `_clamp` found."""
     most = out.dtype.type(limit * abs(weight))
     for i in range(row * width, (row + 1) * width):
         out[i] = min(max(out[i], -most), most)
-    for i in range(used):
+    i = 0
+    while entries[0, i] >= 0:
         out[row * width + np.int64(entries[0, i])] = weight * entries[2, i]
+        i += 1
 
 
 @jit_on_views
@@ -236,64 +260,78 @@ def gradient(
 ) -> None:
     """Equation (25) times options[0], each entry kept within +-options[1] before, for all rows of these frames.
 
-    values [K, cells]: g. Without pieces the rows are log-probs, whose gradient is -g. Rows of padding get 0. work: sums
-    [3, W], entries [3, 2 K].
+    values [K, cells]: g, 0 where a kind has no arc. Without pieces the rows are log-probs, whose gradient is -g. Rows of
+    padding get 0. work: sums [2, W], scales [2, W] of the rows' type, entries [W, 3, 2 K + 1].
     """
     base, step, _, per_frame, num_frames, num_labels, cell_base, cell_step = rows[0][n]
     classes, alone, durations = rows[3], rows[5][1], rows[6]
-    weight, limit, kind = options[0], options[1], out.dtype.type
-    sums, entries = work
-    for t in range(frames[0], frames[1]):
+    targets, weight, limit, kind = rows[2][n], options[0], options[1], out.dtype.type
+    sums, scales, entries = work
+    real = min(frames[1], num_frames)
+    together = _frames_together(rows[0][n], (frames[0], real))
+    for t in range(frames[0], real, together):
         begin = rows[1][n, t]
-        last = min(per_frame, num_labels + 1 - begin) if t < num_frames else 0
-        for first in range(0, per_frame, len(form)):
-            row, u, count = base + t * step + first, begin + first, min(per_frame - first, len(form))
-            cell, used = cell_base + t * cell_step + u, min(count, last - first)
-            # Sums of g: of the kinds that have a factor of the first softmax, of the second, and of all.
-            for s in range(3):
-                for r in range(count):
-                    sums[s, r] = 0.0
+        used = together * min(per_frame, num_labels + 1 - begin)
+        for first in range(0, used, len(form)):
+            row, count = base + t * step + first, min(used - first, len(form))
+            cell = cell_base + t * cell_step + begin + first
+            # Sums of g: of the kinds that have a factor of the first softmax, and of all.
+            inner, total = sums[0], sums[1]
+            write_zeros(DOUBLE, inner, 0, len(form))
+            write_zeros(DOUBLE, total, 0, len(form))
             for k in range(len(classes)):
-                for s in range(3):
-                    if s == 2 or (durations[k] >= 0 if s == 1 else classes[k] < 0 or classes[k] != alone):
-                        for r in range(_with(rows, k, u, used, num_labels)):
-                            sums[s, r] += values[k, cell + r]
+                sum_of_entries(DOUBLE, total, 0, total, 0, values[k], cell, count)
+                if classes[k] < 0 or classes[k] != alone:
+                    sum_of_entries(DOUBLE, inner, 0, inner, 0, values[k], cell, count)
             for r in range(count):
-                start, total, known = (row + r) * width, sums[2, r], 0
-                if total == 0 or kind(total * weight) == 0:
-                    sums[2, r] = 0.0
-                    write_zeros(form, out, start, width)
-                    continue
-                if limit < np.inf:  # before the row is overwritten: `out` may be the logits
-                    of_row = _target(rows[2], n, u + r, num_labels), cell + r, (sums[0, r], sums[1, r], total)
-                    known = _clamped(flat, rows, row + r, width, of_row, stats, values, limit, entries)
-                if len(pieces) == 0:
-                    write_zeros(form, out, start, width)
-                if alone >= 0:
-                    blank = math.exp(_log_sigma(np.float64(flat[start + alone]), 1.0))
-                    out[start + alone] = weight * total * blank
-                for p in range(len(pieces)):
-                    at, length, s = start + pieces[p, 0], pieces[p, 1] - pieces[p, 0], pieces[p, 2]
-                    if sums[s, r] == 0:
-                        write_zeros(form, out, at, length)
-                    else:
-                        scale = kind(stats[2 * s + 1, row + r] * sums[s, r] * weight)
-                        write_softmax(form, flat, at, length, stats[2 * s, row + r], scale, out)
-                if limit < np.inf:
-                    _write_clamped(row + r, width, options, known, entries, out)
+                if kind(total[r] * weight) == 0:
+                    inner[r], total[r] = 0.0, 0.0
+            for s in range(len(stats) // 2):
+                inverse, own, scale = stats[2 * s + 1], sums[s], scales[s]
+                for r in range(count):  # of a row that is illegal 0 and not NaN
+                    scale[r] = inverse[row + r] * own[r] * weight if own[r] != 0 else 0.0
+            if limit < np.inf:  # before rows are overwritten: `out` may be the logits
+                u = begin + first % step
+                for r in range(count):
+                    of_row = _target(rows[2], n, u, num_labels), cell + r, inner[r], total[r]
+                    _clamp(flat, rows, row + r, width, of_row, stats, values, limit, entries[r])
+                    u = u + 1 if u < num_labels else 0
+            for p in range(len(pieces)):
+                start, length, s = row * width + pieces[p, 0], pieces[p, 1] - pieces[p, 0], pieces[p, 2]
+                top, scale = stats[2 * s], scales[s]
+                for r in range(count):  # without a call in between, so that constants stay in registers
+                    if scale[r] != 0:
+                        write_softmax(form, flat, start + r * width, length, top[row + r], scale[r], out)
+                for r in range(count):
+                    if scale[r] == 0:
+                        write_zeros(form, out, start + r * width, length)
+            if len(pieces) == 0:
+                write_zeros(form, out, row * width, count * width)
+            if alone >= 0:
+                for r in range(count):
+                    at = (row + r) * width + alone
+                    blank = math.exp(_log_sigma(np.float64(flat[at]), 1.0)) if total[r] != 0 else 0.0
+                    out[at] = weight * total[r] * blank
             if limit < np.inf:
+                for r in range(count):
+                    if total[r] != 0:
+                        _write_clamped(row + r, width, weight, limit, entries[r], out)
                 continue
             for k in range(len(classes)):
-                for r in range(_with(rows, k, u, used, num_labels)):
-                    if sums[2, r] != 0:
-                        start, g = (row + r) * width, weight * values[k, cell + r]
-                        out[start + (classes[k] if classes[k] >= 0 else rows[2][n, u + r])] -= g
-                        if durations[k] >= 0:
-                            out[start + durations[k]] -= g
+                entry, time, g, u = classes[k], durations[k], values[k], begin + first % step
+                for r in range(count):
+                    if total[r] != 0 and (entry >= 0 or u < num_labels):
+                        start = (row + r) * width
+                        out[start + (entry if entry >= 0 else targets[u])] -= weight * g[cell + r]
+                        if time >= 0:
+                            out[start + time] -= weight * g[cell + r]
+                    u = u + 1 if u < num_labels else 0
+        write_zeros(form, out, (base + t * step + used) * width, (together * per_frame - used) * width)
+    padding = max(frames[0], real)
+    write_zeros(form, out, (base + padding * step) * width, (frames[1] - padding) * per_frame * width)
 
 
 Reals = npt.NDArray[np.floating]
-Span = tuple[int, int]
 
 _NO_PIECES = np.empty((0, 3), np.int64)
 _ROW, _ENTRY = 20.0, 0.4  # nanoseconds that a row takes, and one of its entries
@@ -302,8 +340,9 @@ _SPAN_ENTRIES = 1 << 18  # of a job: long beside the call of a kernel, short bes
 
 def softmax_scores(rows: Rows, logits: Reals, values: Array) -> Reals:
     """Scores (24) of logits [R, V] into values [K, cells]; returns what `softmax_gradient` needs, [2 S, R]."""
-    stats = np.zeros((2 * num_softmaxes(rows), len(logits)), logits.dtype)
-    _scores(rows, logits, _pieces(rows, logits.shape[1]), stats, values)
+    pieces, softmaxes = _pieces(*rows.heads.tolist(), logits.shape[1])
+    stats = np.zeros((2 * softmaxes, len(logits)), logits.dtype)
+    _scores(rows, logits, pieces, stats, values)
     return stats
 
 
@@ -313,32 +352,44 @@ def plain_scores(rows: Rows, log_probs: Reals, values: Array) -> None:
 
 
 def _scores(rows: Rows, logits: Reals, pieces: Ints, stats: Reals, values: Array) -> None:
-    form, flat, width = FORMS[logits.itemsize], logits.reshape(-1), logits.shape[1]
-    lanes, softmaxes = form.width, num_softmaxes(rows)
+    form, flat, (_, width) = FORMS[logits.itemsize], logits.reshape(-1), logits.shape
+    given, kind = tuple(rows), (len(stats) // 2, logits.itemsize)
 
-    def job(n: int, span: Span) -> None:
-        square = aligned_bytes((lanes + 1) * lanes * logits.itemsize).view(logits.dtype).reshape(-1, lanes)
-        found = np.empty((softmaxes, 4, lanes))
-        if not len(pieces):
-            found[:] = [[0.0], [1.0], [0.0], [1.0]]
-        work = leave_out_masks(logits.itemsize), square, found, np.empty((2, lanes))
-        scores(form, flat, tuple(rows), n, span, width, pieces, stats, values, work)
+    def job(n: int, first: int, last: int) -> None:
+        work = _scores_work(get_ident(), *kind)
+        scores(form, flat, given, n, (first, last), width, pieces, stats, values, work)
 
-    _over_spans(rows, width, rows.sequences[:, 4], job)
+    _over_spans(rows, width, 4, job)
+
+
+@lru_cache(maxsize=256)
+def _scores_work(thread: int, softmaxes: int, itemsize: int) -> tuple[Any, ...]:
+    """What `scores` works in; each thread has its own."""
+    masks, found = leave_out_masks(itemsize), np.empty((max(1, softmaxes), 4, WIDTH[itemsize]))
+    found[:] = [[0.0], [1.0], [0.0], [1.0]]
+    square = aligned_bytes((len(masks) // 2 + 1) * LINE).view(masks.dtype).reshape(-1, len(masks) // 2)
+    return masks, square, found, np.empty((2, WIDTH[itemsize]))
 
 
 def softmax_gradient(
-    rows: Rows, logits: Reals, stats: Reals, occupancy: Array, weights: Array, limit: float, out: Reals
+    rows: Rows,
+    logits: Reals,
+    stats: Reals,
+    occupancy: Array,
+    weights: Sequence[float],
+    limit: float,
+    out: Reals,
 ) -> None:
     """Equation (25) times weights [N] into out [R, V], which may be the logits; occupancy [K, cells] is g.
 
     Entries are kept within +-limit before they are weighted. Rows of padding become 0.
     """
-    _gradient(rows, logits, _pieces(rows, logits.shape[1]), stats, occupancy, weights, limit, out)
+    pieces, _ = _pieces(*rows.heads.tolist(), logits.shape[1])
+    _gradient(rows, logits, pieces, stats, occupancy, weights, limit, out)
 
 
 def plain_gradient(
-    rows: Rows, log_probs: Reals, occupancy: Array, weights: Array, limit: float, out: Reals
+    rows: Rows, log_probs: Reals, occupancy: Array, weights: Sequence[float], limit: float, out: Reals
 ) -> None:
     """The gradient of -log Z by log-probs [R, V], times weights [N]: otherwise as `softmax_gradient`."""
     _gradient(rows, log_probs, _NO_PIECES, _no_stats(log_probs), occupancy, weights, limit, out)
@@ -350,44 +401,40 @@ def _gradient(
     pieces: Ints,
     stats: Reals,
     occupancy: Array,
-    weights: Array,
+    weights: Sequence[float],
     limit: float,
     out: Reals,
 ) -> None:
-    form, flat, into = FORMS[logits.itemsize], logits.reshape(-1), out.reshape(-1)
-    width = logits.shape[1]
+    form, flat, into, (_, width) = FORMS[logits.itemsize], logits.reshape(-1), out.reshape(-1), logits.shape
+    given, kind, lanes = tuple(rows), logits.dtype, form.width
+    entries = 0 if limit == np.inf else lanes, 3, 2 * len(rows.classes) + 1
 
-    def job(n: int, span: Span) -> None:
-        given = flat, tuple(rows), n, span, width, pieces, stats, occupancy
-        work = np.empty((3, form.width)), np.empty((3, 2 * len(rows.classes)))
-        gradient(form, *given, (float(weights[n]), limit), work, into)
+    def job(n: int, first: int, last: int) -> None:
+        work = np.empty((2, lanes)), np.empty((2, lanes), kind), np.empty(entries)
+        options = weights[n], limit
+        gradient(form, flat, given, n, (first, last), width, pieces, stats, occupancy, options, work, into)
 
-    _over_spans(rows, width, rows.sequences[:, 2], job)
-
-
-def _pieces(rows: Rows, width: int) -> Ints:
-    """What the softmaxes of a row are taken over, see `grid_rows`."""
-    return _pieces_of(*rows.heads.tolist(), num_softmaxes(rows) > 1, width)
+    _over_spans(rows, width, 2, job)
 
 
 @lru_cache(maxsize=64)
-def _pieces_of(classes: int, alone: int, has_durations: bool, width: int) -> Ints:
+def _pieces(classes: int, alone: int, width: int) -> tuple[Ints, int]:
+    """What the softmaxes of a row are taken over, see `grid_rows`, and how many softmaxes these are."""
     edges = [(0, classes, 0)] if alone < 0 else [(0, alone, 0), (alone + 1, classes, 0)]
-    if has_durations:
-        edges.append((classes, width, 1))
-    return np.array([edge for edge in edges if edge[1] > edge[0]], np.int64)
+    edges.append((classes, width, 1))
+    return np.array([edge for edge in edges if edge[1] > edge[0]], np.int64), 1 + (classes < width)
 
 
 def _no_stats(log_probs: Reals) -> Reals:
     return np.empty((0, 0), log_probs.dtype)
 
 
-def _over_spans(rows: Rows, width: int, frames: Ints, job: Callable[[int, Span], None]) -> None:
-    """job(n, (first, last)) for spans of the frames [N] of all sequences."""
+def _over_spans(rows: Rows, width: int, frames: int, job: Callable[[int, int, int], None]) -> None:
+    """job(n, first, last) for spans of the frames of all sequences, how many are in this column of `Rows.sequences`."""
     jobs, nodes = [], 0
-    for n, (count, per_frame) in enumerate(zip(frames.tolist(), rows.sequences[:, 3].tolist(), strict=True)):
+    for n, sequence in enumerate(rows.sequences.tolist()):
+        count, per_frame = sequence[frames], sequence[3]
         step = max(1, _SPAN_ENTRIES // max(1, per_frame * width))
-        for first in range(0, count, step):
-            jobs.append(partial(job, n, (first, min(first + step, count))))
+        jobs += [partial(job, n, first, min(first + step, count)) for first in range(0, count, step)]
         nodes += count * per_frame
     run_all(jobs, nodes * (_ROW + _ENTRY * width))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -206,7 +206,13 @@ def plain_scores(rows: Rows, log_probs: Reals, values: Array) -> None:
 
 
 def softmax_gradient(
-    rows: Rows, logits: Reals, stats: Reals, occupancy: Array, weights: Array, limit: float, out: Reals
+    rows: Rows,
+    logits: Reals,
+    stats: Reals,
+    occupancy: Array,
+    weights: Sequence[float],
+    limit: float,
+    out: Reals,
 ) -> None:
     """Equation (25) times weights [N] into out [R, V], which may be the logits; occupancy [K, cells] is g.
 
@@ -216,14 +222,14 @@ def softmax_gradient(
 
 
 def plain_gradient(
-    rows: Rows, log_probs: Reals, occupancy: Array, weights: Array, limit: float, out: Reals
+    rows: Rows, log_probs: Reals, occupancy: Array, weights: Sequence[float], limit: float, out: Reals
 ) -> None:
     """The gradient of -log Z by log-probs [R, V], times weights [N]; see `softmax_gradient`."""
     _fill_gradient(rows, np.zeros(log_probs.shape), occupancy, weights, limit, out)
 
 
 def _fill_gradient(
-    rows: Rows, shares: Array, occupancy: Array, weights: Array, limit: float, out: Reals
+    rows: Rows, shares: Array, occupancy: Array, weights: Sequence[float], limit: float, out: Reals
 ) -> None:
     classes, alone = rows.heads.tolist()
     out[:] = 0.0
