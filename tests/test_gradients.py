@@ -141,3 +141,16 @@ def test_a_batch_may_be_forgotten_between_forward_and_backward():
     gc.collect()
     value.backward()
     assert scores.grad.any() and weights.grad.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_gradient_comes_in_the_type_of_the_scores(dtype):
+    loss, numerators = make_loss(l2_regularize=0.01), make_numerators()
+    for call in (lambda y: loss(y, LENGTHS, numerators), total):
+        scores = make_scores(dtype)
+        wide = scores.detach().double().requires_grad_()
+        call(scores).backward()
+        call(wide).backward()
+        assert scores.grad.dtype == dtype
+        limit = tolerances.OCCUPANCY + torch.finfo(dtype).eps
+        torch.testing.assert_close(scores.grad.double(), wide.grad, rtol=0.0, atol=limit)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fsachain.backends.cpu.beam import LiveStates
-from fsachain.backends.reference import beam as reference
+from fsachain.backends.cpu.paths import LiveStates
+from fsachain.backends.reference import paths as reference
 from fsachain.openfst import Transducer
 
 PDFS = 3

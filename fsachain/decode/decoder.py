@@ -31,7 +31,7 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from fsachain.backends.cpu.beam import LiveStates
+from fsachain.backends.cpu.paths import LiveStates
 from fsachain.decode.lattices import WordLattice
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError, counted, require
 from fsachain.graph.decoding import DecodingGraph

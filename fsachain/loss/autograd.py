@@ -126,9 +126,10 @@ class Operator:
 
     def __call__(self, *given: Any) -> Any:
         inputs = given[0] if self._takes_tuple else given
-        tensors = self._pick(inputs)
+        is_compiled = torch.compiler.is_compiling()  # which cannot follow an itemgetter
+        tensors = () if is_compiled else self._pick(inputs)
         if is_watched() or not _PLAIN_TENSORS.issuperset(map(type, tensors)):
-            if not torch.compiler.is_compiling():
+            if not is_compiled:
                 refuse_functional_gradient(tensors)
             found = self.op(*inputs)
             return self._result(*found) if self._fields else found

@@ -1,4 +1,4 @@
-"""The n best pdf sequences and sampled paths, in numpy float64, one sequence."""
+"""The n best pdf sequences, sampled paths and the live states of a search, in numpy float64, one sequence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fsachain.backends.reference.sums import Scores, _alphas, _before_leak, _betas, _frames, _log_z
 from fsachain.fsa import Ints
+from fsachain.openfst import Transducer
 from fsachain.recursion import Array
 from fsachain.table import TransitionTable
 
@@ -125,3 +126,47 @@ def _draw(log_weights: Array, uniform: float) -> int:
     cumulative = weights.cumsum()
     entry = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
     return min(entry, int(np.flatnonzero(weights)[-1]))
+
+
+# How many states a beam search keeps alive.
+
+
+class LiveStates:
+    """Counts for one graph, whose input label is pdf + 1 or epsilon."""
+
+    def __init__(self, graph: Transducer) -> None:
+        self._graph = graph
+        self._leaving = graph.leaving(None)
+
+    def count(self, scores: npt.ArrayLike, beam: float, most: int) -> int:
+        """Live states of a search of scores [T, P], summed over T + 1 frames; broken off where they are more than `most`.
+
+        Alive before a frame is what costs less than the best plus `beam`, epsilons followed.
+        """
+        costs = self._follow_epsilons({self._graph.start: 0.0}, beam)
+        total = len(costs)
+        for frame in np.asarray(scores, dtype=np.float64):
+            if total > most:
+                break
+            reached: dict[int, float] = {}
+            for state, cost in costs.items():
+                for dst, label, _, log_prob, _ in self._leaving[state]:
+                    if label:
+                        value = cost - log_prob - frame[label - 1]
+                        reached[dst] = min(value, reached.get(dst, np.inf))
+            limit = min(reached.values(), default=np.inf) + beam
+            costs = self._follow_epsilons({s: cost for s, cost in reached.items() if cost < limit}, beam)
+            total += len(costs)
+        return total
+
+    def _follow_epsilons(self, costs: dict[int, float], beam: float) -> dict[int, float]:
+        limit = min(costs.values(), default=np.inf) + beam
+        waiting = list(costs)
+        while waiting:
+            state = waiting.pop()
+            for dst, label, _, log_prob, _ in self._leaving[state]:
+                value = costs[state] - log_prob
+                if label == 0 and value < min(limit, costs.get(dst, np.inf)):
+                    costs[dst] = value
+                    waiting.append(dst)
+        return costs
