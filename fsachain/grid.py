@@ -141,7 +141,7 @@ def row_boxes(rows: Rows) -> Ints:
 
 
 def num_cells(rows: Rows) -> int:
-    _, _, frames, _, _, _, first, labels = rows.sequences[-1].tolist()  # the last ones
+    _, _, frames, _, _, _, first, labels = rows.sequences[-1].tolist()  # cells lie sequence after sequence
     return int(first + frames * labels)
 
 

@@ -375,8 +375,8 @@ def rescore(
     Example: fsachain rescore model/model.safetensors test large.arpa rescored --lang lang --arpa grammar.arpa --dev dev
     """
     graphs, weights = DecodingGraphs.of(lang, **search)
-    kept, network = lattices, word_network
-    report = rescore_data(model, data, second, out, dev, graphs, weights, resources, kept, network)
+    searched = graphs, weights, resources, lattices
+    report = rescore_data(model, data, second, out, dev, *searched, word_network)
     click.echo(f"{report.total} -> {out}")
 
 

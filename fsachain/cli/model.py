@@ -247,9 +247,8 @@ def _model_lang_option(command: Command, parameter: str = "") -> Any:
 
 
 _model_lang_option.default = None  # type: ignore[attr-defined]
-model_lang_option: Any = (
-    _model_lang_option  # the default of the parameter `lang` of a command that has a model; checked
-)
+# The default of the parameter `lang` of a command that has a model; checked.
+model_lang_option: Any = _model_lang_option
 
 
 def _under(part: str, tensors: Tensors) -> dict[str, torch.Tensor]:

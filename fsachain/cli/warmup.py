@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from fsachain.backends.cpu.backend import FEW
+from fsachain.backends.cpu.paths import LiveStates
 from fsachain.backends.dispatch import best_path, forward_backward
 from fsachain.cli.options import command, track
 from fsachain.denominator import DenominatorGraph
@@ -20,6 +21,7 @@ from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.loss.mbr import MBRLoss
 from fsachain.loss.rnnt import rnnt_loss
+from fsachain.openfst import Transducer
 
 FRAMES = 40
 PDFS = math.isqrt(FEW) + 1  # so that a graph with arcs between all states is no small one
@@ -72,6 +74,9 @@ def _align(count: int, scale: float, dtype: torch.dtype) -> None:
         batch = DenominatorGraph(graph, PDFS).batch(count)
         best_path(batch, scores, [FRAMES] * count)
         forward_backward(batch, scores, [FRAMES] * count)
+    state = np.zeros(1, np.int32)
+    loop = Transducer(1, 0, state, state, state + 1, state, np.zeros(1), np.zeros(1))
+    LiveStates(loop).count(scores[0].float().numpy(), 1.0, FRAMES)
 
 
 def _transducer(count: int, scale: float, dtype: torch.dtype) -> None:

@@ -76,7 +76,9 @@ def _scale(mean: NDArray[np.float64], squares: NDArray[np.float64]) -> NDArray[n
 
 
 class Cmvn:
-    """A normalisation that is ready to be applied: `config` and `statistics`, sums over frames.
+    """A normalisation that is ready to be applied: `config`, and `statistics`, sums over frames by speaker.
+
+    Under "global" they are over all; other scopes may have none.
 
     Example:
         cmvn = Cmvn.estimate(CmvnConfig("global"), ((e.speaker, e.features) for e in train))

@@ -43,9 +43,8 @@ from fsachain.stream import Cursor, open_file
 Float32Array = npt.NDArray[np.float32]
 _WIDENED = 3.0  # nats by which the beam of a lattice is wider in each further search
 _NARROWED = 1.0  # nats by which it is narrower where too much is alive
-_MIN_ACTIVE = (
-    20  # states that a frame keeps, whatever the beam; kaldi-decoder asks for more than that as max_active
-)
+# States that a frame keeps, whatever the beam; kaldi-decoder asks for more than that as max_active.
+_MIN_ACTIVE = 20
 _NAMED = 5  # utterances
 _ROUNDING = 0.01  # nats between the costs of a path in two searches
 Found = TypeVar("Found")

@@ -91,10 +91,8 @@ class Operator:
             tensors = [one for one in known if types.get(one[0], Tensor) is Tensor]
             options = [one for one in known if one not in tensors]
             self._saved_names, self._saved = [name for name, _ in tensors], _picker([i for _, i in tensors])
-            self._option_names, self._options = (
-                [name for name, _ in options],
-                _picker([i for _, i in options]),
-            )
+            self._option_names = [name for name, _ in options]
+            self._options = _picker([i for _, i in options])
         self.op = self._custom(kernel.__name__.lstrip("_"), types, fake, mutates)
 
     def _custom(

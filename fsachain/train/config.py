@@ -123,8 +123,12 @@ class TrainConfig:
         intervals = ("orthonormal_every", "batch_norm_batches", "checkpoint_every")
         check_range(self, "[0, inf)", "micro_batch", *intervals)
         check_range(self, "(0, inf)", "process_timeout")
-        check_choices(self, precision=("float32", "bfloat16", "float16"), bad_data=("exclude", "stop"))
-        check_choices(self, combine=("mean", "best-average", "none"))
+        check_choices(
+            self,
+            precision=("float32", "bfloat16", "float16"),
+            combine=("mean", "best-average", "none"),
+            bad_data=("exclude", "stop"),
+        )
         if self.dropout_schedule is not None:
             for value in values_of(self.dropout_schedule):
                 if not 0.0 <= value < 1.0:

@@ -20,7 +20,7 @@ from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import launch as cuda_launch
 from fsachain.backends.cuda.device import DeviceArray
 from fsachain.backends.cuda.layout import Division, lay_out, with_column_sums
-from fsachain.backends.cuda.plan import Plan, PlannedTables
+from fsachain.backends.cuda.plan import LOG, PLAIN, WIDE, Plan, PlannedTables
 from fsachain.backends.reference import sums as reference
 from tools.cuda_on_host import HostDevice, skip_reason
 
@@ -339,3 +339,20 @@ def test_elements_lie_beyond_31_bits():
     log_prob, ok = cuda.add_occupancy(device, batch, far[0], np.array(lengths), LEAK, ones, far[1], None)
     found = log_prob.read(np.float64), ok.read(np.uint8).astype(bool), np.array(views[1])
     assert_right(found, expected(batch, scores, lengths, LEAK))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("four sequences a thread", PLAIN), ("four sequences a thread", WIDE), ("in memory", LOG)],
+)
+def test_windows_change_no_bit(device, kind, name):
+    batch = TableBatch.share(denominator(), len(LENGTHS))
+    scores = random_scores(batch.size, 8, scale=3.0)
+    leaky = LEAK if kind == PLAIN else 0.0
+    array = on_device(device, scores.astype(np.float64) if kind == LOG else scores)
+    with planned(*PLACES[name]):
+        whole = run(device, batch, array, LENGTHS, leaky, budget=np.inf)
+        launches = len(device.launches)
+        windows = run(device, batch, array, LENGTHS, leaky, budget=0.0)
+        assert len(device.launches) - launches > 30  # three windows at least
+    assert_same_bits(windows, whole)

@@ -117,3 +117,12 @@ def test_a_dry_run_from_a_bare_clone_without_numba_and_hypothesis_finds_nothing_
         "bench",
         "test",
     }
+
+
+def test_a_family_that_does_not_reach_its_kernels_has_failed(monkeypatch, capsys):
+    family = gpu_driver.FAMILIES["penalties"]
+    monkeypatch.setitem(
+        gpu_driver.FAMILIES, "penalties", replace(family, launched=(("penalties.cu", {"CLUSTER": 4}),))
+    )
+    assert not gpu_driver.run("penalties", on_host=True)
+    assert "with {'CLUSTER': 4} was launched" in capsys.readouterr().out

@@ -266,9 +266,8 @@ def _for_each(batch: GridBatch, job: Callable[[int, Array, int], None]) -> None:
         give_back(buffer)
 
     for n, (_, _, frames, labels) in enumerate(batch.sizes.tolist()):
-        columns = PAD * (
-            (labels + PAD) // PAD + 1
-        )  # a block before the first label, and those that the labels need
+        # A block before the first label, and those that the labels need.
+        columns = PAD * ((labels + PAD) // PAD + 1)
         jobs.append(((frames + labels + 1) * columns + PAD, n, columns))
     jobs.sort(reverse=True)
     run_all([partial(run, *one) for one in jobs], NODE * sum([cells for cells, _, _ in jobs]))

@@ -156,14 +156,9 @@ def scores(
                     top[row + r] = own[0, r]
                     inverse[row + r] = own[3, r]
             for k in range(len(classes)):
-                entry, time, into, passed, u = (
-                    classes[k],
-                    durations[k],
-                    values[k],
-                    first // step,
-                    begin + first % step,
-                )
-                late, delay, sigma = 0.5 * (num_frames - 1) - (t + passed), charges[0, k], charges[1, k]
+                entry, time, into = classes[k], durations[k], values[k]
+                delay, sigma, u = charges[0, k], charges[1, k], begin + first % step
+                late = 0.5 * (num_frames - 1) - (t + first // step)
                 cell = cell_base + t * cell_step + begin + first
                 for r in range(count):
                     if entry >= 0 or u < num_labels:
