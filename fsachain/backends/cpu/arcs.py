@@ -844,11 +844,15 @@ def list_all(table: Any, work: Any) -> None:
 
 
 @helper
-def begin_live(form: Any, table: Any, frames: Any, t: int, work: Any) -> None:
-    """Before the last frame t of the sequence."""
+def begin_live(form: Any, table: Any, frames: Any, t: int, alpha: Any, work: Any) -> None:
+    """Before the last frame t of the sequence, whose last alphas are `alpha`."""
     if t + 1 == frames.lengths[0]:
         list_all(table, work)
         work.counts[PATIENCE_LEFT], work.counts[STALE] = 0, 1
+        whole = zero(form, alpha)
+        for i in range(len(table.final.mantissas)):
+            whole = multiply_add(weight(form, table.final, i), read(form, alpha, i), whole)
+        write(form, work.whole, 0, tidy(whole))
 
 
 @helper
@@ -856,11 +860,7 @@ def _find_live(form: Any, table: Any, alpha: Any, beta: Any, work: Any) -> int:
     """Keep those states of work.live that matter at the time of `alpha` and `beta`; returns how many arcs they have."""
     into, live, count = table.into, work.live, work.counts[LISTED]
     leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
-    whole = zero(form, beta)
-    for m in range(count):
-        j = live[0, m]
-        whole = multiply_add(read(form, alpha, j), add(scaled(read(form, beta, j), scale), leak), whole)
-    floor = scaled(tidy(whole), fill(scale, NEGLIGIBLE))
+    floor = scaled(scaled(read(form, work.whole, 0), scale), fill(scale, NEGLIGIBLE))
     found, arcs = 0, 0
     for m in range(count):
         j = live[0, m]
@@ -934,11 +934,14 @@ def spread_own(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: 
     """As `spread_pairs`.
 
     The states whose betas are in `after` stand in work.live, which then has those of `now`; other betas are 0. The columns
-    that have an occupancy stand in work.touched.
+    that have an occupancy stand in work.touched. work.whole is (11) at the scale of `after`, then of `now`: the sum over all
+    states is that over all arcs of the frame behind them.
     """
     if work.counts[PATIENCE_LEFT] == 0:
         if _find_live(form, table, alphas[2], after, work) <= table.few:
-            return _spread_live(form, table, alphas, after, probs, now, work)
+            found = _spread_live(form, table, alphas, after, probs, now, work)
+            write(form, work.whole, 0, found[0])
+            return found
         work.counts[PATIENCE_LEFT] = PATIENCE
     work.counts[TOUCHED], work.counts[PATIENCE_LEFT], work.counts[STALE] = (
         -1,
@@ -947,4 +950,6 @@ def spread_own(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: 
     )
     if work.counts[PATIENCE_LEFT] == 0:
         list_all(table, work)
-    return _spread_all(form, table, alphas, after, probs, now, work)
+    found = _spread_all(form, table, alphas, after, probs, now, work)
+    write(form, work.whole, 0, found[0])
+    return found

@@ -167,8 +167,8 @@ class Workspace(NamedTuple):
     beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
     them, and its exponent. pairs [Q, S or 0, R W]; occupancy [K, R W]; scores and accuracy [K, W] or as many rows as tiles
     have, extremes [3, W or ALONG], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors [1, W], offsets [W].
-    live [2, S'], touched [K] and counts [4]: see `arcs.spread_own`; the first two for W = 1, where sizes are rounded up to
-    multiples of ALONG.
+    whole [2, W], one number, live [2, S'], touched [K] and counts [4]: see `arcs.spread_own`; live and touched for W = 1,
+    where sizes are rounded up to multiples of ALONG.
     """
 
     history: npt.NDArray[np.floating]
@@ -176,6 +176,7 @@ class Workspace(NamedTuple):
     beta: npt.NDArray[np.floating]
     leak: npt.NDArray[np.floating]
     beta_scale: npt.NDArray[np.integer]
+    whole: npt.NDArray[np.floating]
     pairs: npt.NDArray[np.floating]
     occupancy: npt.NDArray[np.floating]
     scores: npt.NDArray[np.floating]
@@ -252,6 +253,7 @@ def memory_block(shape: Shape, plan: Plan, kept: int) -> Block:
         ((2, alphas, row), kind),  # beta
         ((2, width), kind),  # leak
         ((1, width), integers),  # beta_scale
+        ((2, width), kind),  # whole
         ((shape.pairs, row), kind),  # pairs
         ((shape.pdfs, row), kind),  # occupancy
         ((shape.score_rows, width), kind),  # scores

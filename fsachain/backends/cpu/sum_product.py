@@ -82,8 +82,8 @@ def _is_own(form: Any, table: Any) -> bool:
 
 
 @by_type
-def _begin_betas(form: Any, table: Any, frames: Any, t: Any, work: Any) -> Any:
-    return begin_live if _is_own(form, table) else lambda form, table, frames, t, work: None
+def _begin_betas(form: Any, table: Any, frames: Any, t: Any, alpha: Any, work: Any) -> Any:
+    return begin_live if _is_own(form, table) else lambda form, table, frames, t, alpha, work: None
 
 
 @by_type
@@ -234,7 +234,7 @@ def backward(form: Any, table: Any, c: Any, frames: Any, first: int, last: int, 
         row = t - first
         alphas = history[max(row - 1, 0)], history[row], history[row + 1]
         end_betas(form, table, c, frames, t + 1, after, work)
-        _begin_betas(form, table, frames, t, work)
+        _begin_betas(form, table, frames, t, alphas[2], work)
         occupied, total, leaked = _spread(form, table, alphas, after, work.probs[t - first], now, work)
         _write_occupancy(form, table, frames, t, occupied, work, out)
         keep_beta(form, c, total, leaked, work)
