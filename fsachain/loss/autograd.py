@@ -15,7 +15,6 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -273,18 +272,6 @@ def as_tensor(values: Any, dtype: torch.dtype | None = None, name: str = "values
         return torch.as_tensor(values, dtype=dtype, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ShapeError(f"{name} is no tensor of numbers ({error})") from error
-
-
-def loss_of(
-    losses: list[float], shares: list[float], reduction: str, zero_infinity: bool, dtype: torch.dtype
-) -> Tensor:
-    """Losses on the host, or for another reduction than "none" their sum, weighted with the shares; infinite ones as 0."""
-    if zero_infinity:
-        losses = [0.0 if loss == math.inf else loss for loss in losses]
-    if reduction == "none":
-        return as_tensor(losses, dtype)
-    total = sum(map(operator.mul, losses, shares))
-    return torch.from_numpy(np.array(total, np.float64 if dtype == torch.float64 else np.float32))
 
 
 def wants_gradient(tensor: Tensor) -> bool:

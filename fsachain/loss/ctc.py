@@ -24,10 +24,10 @@ from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.graph.ctc import CtcTopology, target_graph
 from fsachain.graph.forgive import NOTHING, Forgiveness, Star, check_forgiveness
+from fsachain.loss.arguments import REDUCTIONS, check_choice, reduce_on_host
 from fsachain.loss.autograd import (
     Operator,
     as_tensor,
-    loss_of,
     new_buffer,
     scale_gradient,
     scale_rows,
@@ -145,7 +145,7 @@ def _ctc(call: CtcCall) -> CtcLosses:
         # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
         rounding = (8.0 * torch.finfo(scores.dtype).eps * (problem.frame_counts + 1)).tolist()
         losses = [0.0 if -most <= loss < 0.0 else loss for loss, most in zip(losses, rounding, strict=True)]
-    loss = loss_of(losses, shares, call.reduction, call.zero_infinity, _wide(scores))
+    loss = reduce_on_host(losses, shares, call.reduction, call.zero_infinity, _wide(scores))
     derivative = torch.from_numpy(gradient)
     if call.with_gradient and _is_batch_first(scores):
         derivative = derivative.transpose(0, 1)
@@ -526,13 +526,9 @@ class CTCLoss(nn.Module):
 
 def _check_scores(log_probs: Tensor, inputs: str, reduction: str, unnormalized: str) -> Tensor:
     """The scores as [T, N, C]."""
-    for name, value, known in (
-        ("inputs", inputs, ("log_probs", "logits")),
-        ("reduction", reduction, ("none", "mean", "sum")),
-        ("unnormalized", unnormalized, ("warn", "error", "ignore")),
-    ):
-        if value not in known:
-            raise ConfigError(f"{name} = {value!r}; expected one of {list(known)}")
+    check_choice(inputs, "inputs", ("log_probs", "logits"))
+    check_choice(reduction, "reduction", REDUCTIONS)
+    check_choice(unnormalized, "unnormalized", ("warn", "error", "ignore"))
     if not isinstance(log_probs, Tensor):
         raise ShapeError(f"log_probs is a {type(log_probs).__name__}; expected a torch tensor")
     if log_probs.ndim not in (2, 3):

@@ -21,7 +21,7 @@ from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
 from fsachain.loss import arguments
 from fsachain.loss.arguments import Given, make_rows, place_rows, row_kinds
-from fsachain.loss.autograd import Operator, as_tensor, loss_of, wants_gradient
+from fsachain.loss.autograd import Operator, as_tensor, wants_gradient
 from fsachain.loss.grid import grid, score_batch
 
 # `rnnt` computes losses and keeps occupancies of arcs, which are small; its backward makes the gradient from them, in one
@@ -126,7 +126,7 @@ def _reduced(call: RnntCall, log_prob: Tensor) -> Tensor:
         return arguments.reduce_losses(log_prob, call.reduction, call.zero_infinity)
     losses = [0.0 - z for z in log_prob.tolist()]
     shares = [arguments.share_of(call.reduction, len(losses))] * len(losses)
-    return loss_of(losses, shares, call.reduction, call.zero_infinity, torch.float64)
+    return arguments.reduce_on_host(losses, shares, call.reduction, call.zero_infinity, torch.float64)
 
 
 def _is_nothing(stats: Tensor, logits: Tensor) -> Tensor:
