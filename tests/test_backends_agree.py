@@ -164,7 +164,7 @@ def test_agree_on_every_torch_type(kind, dtype):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_memory_layout_does_not_matter(backend):
-    """What compiled code cannot read is copied: the last three."""
+    """What compiled code cannot read is copied, the last two among them; what must not be written to is not."""
     batch, leaky = batch_and_leak("shared, leaky")
     scores = np.random.default_rng(11).normal(size=SHAPE).astype(np.float32)
     options = {"lengths": LENGTHS, "leaky_hmm_coefficient": leaky, "backend": backend}
@@ -187,6 +187,8 @@ def test_memory_layout_does_not_matter(backend):
         assert (np.asarray(result.log_prob) == plain.log_prob).all()
         assert (np.asarray(result.occupancy) == plain.occupancy).all()
         assert isinstance(result.log_prob, type(layout)) and isinstance(result.occupancy, type(layout))
+    assert np.shares_memory(bind(batch, read_only, LENGTHS, backend).scores, read_only)
+    assert not odd.flags.aligned and bind(batch, odd, LENGTHS, backend).scores.flags.aligned
 
 
 @settings(max_examples=60)

@@ -133,14 +133,13 @@ def as_numpy(array: Any) -> npt.NDArray[Any]:
 
 
 def scores_as_numpy(scores: Any) -> npt.NDArray[np.floating]:
-    """Scores of any kind, of a legal dtype, as compiled code reads them: float32 or float64, in order, aligned, writable."""
+    """Scores of any kind, of a legal dtype, as compiled code reads them: float32 or float64, in order, aligned."""
     array = on_host(scores)
     if kind_of(array) == "torch":
         array = (array if array.element_size() == 8 else array.float()).numpy()
     array = np.asarray(array)
-    # Read-only is another type for compiled code, and so is what is not aligned.
     dtype = np.float64 if array.itemsize == 8 else np.float32
-    return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED", "WRITEABLE"])
+    return np.require(array, dtype, ["C_CONTIGUOUS", "ALIGNED"])
 
 
 def new_like(array: Any, make: Literal["zeros", "empty"] = "zeros") -> Any:
