@@ -19,7 +19,7 @@ from fsachain.cli.resources import Resources
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.cmvn import Cmvn, CmvnConfig
 from fsachain.data.dataset import Example, cut_example, estimate_cmvn
-from fsachain.data.features import frame_counts
+from fsachain.data.features import frame_counts, without_frames
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.data.utterance import Fault, Member, told_left_out
 from fsachain.data.workers import Workers
@@ -371,11 +371,11 @@ class Loader:
         known = {fault.id for fault in unreadable}
         empty: NDArray[np.bool_] = np.any(counts <= 0, axis=0)
         kept = []
-        for one, without_frames in zip(utterances, empty.tolist(), strict=True):
-            if not without_frames:
+        for one, is_empty in zip(utterances, empty.tolist(), strict=True):
+            if not is_empty:
                 kept.append(one)
             elif one.id not in known:
-                faults.append(one.unusable("no frames", ": gives no frame").fault)
+                faults.append(without_frames(one))
         shards = None if shards_at_once is None else _shards(kept)
         return Corpus(kept, counts[:, ~empty], copies, stored, shards, shards_at_once or 1), faults
 

@@ -16,7 +16,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fsachain.data.audio import Perturbation
 from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.data.features import FeatureConfig, Progress, by_chunk, load_chunk, load_features
+from fsachain.data.features import (
+    FeatureConfig,
+    Progress,
+    by_chunk,
+    features_fault,
+    load_chunk,
+    load_features,
+)
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, Utterance, UtteranceError
 from fsachain.errors import DataError, brief
@@ -204,13 +211,9 @@ def _load_sound(
     else:
         return {}, faults
     for one, matrix in zip(left, matrices, strict=True):
-        finite = np.isfinite(matrix).all(axis=1)
-        if not len(matrix):
-            kind = "empty audio" if one.feats is None else "no frames"
-            faults[one.id] = one.unusable(kind, f": {one.feats or one.audio!r} gives no frame").fault
-        elif not finite.all():
-            reason = f": features are not finite, first in frame {int(np.argmin(finite))} of {len(matrix)}"
-            faults[one.id] = one.unusable("features not finite", reason).fault
+        fault = features_fault(one, matrix)
+        if fault is not None:
+            faults[one.id] = fault
     return {one.id: matrix for one, matrix in zip(left, matrices, strict=True)}, faults
 
 

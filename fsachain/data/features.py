@@ -325,6 +325,27 @@ def load_chunk(
     return features
 
 
+def features_fault(utterance: Utterance, features: NDArray[np.float32]) -> Fault | None:
+    """None if the features of the utterance have frames, and are finite."""
+    if not len(features):
+        return without_frames(utterance)
+    broken = not_finite(features)
+    return utterance.unusable("features not finite", f": {broken}").fault if broken else None
+
+
+def without_frames(utterance: Utterance) -> Fault:
+    kind = "empty audio" if utterance.feats is None else "no frames"
+    return utterance.unusable(kind, f": {utterance.feats or utterance.audio!r} gives no frame").fault
+
+
+def not_finite(features: NDArray[np.float32]) -> str:
+    """Where features are not finite, in words; empty if they are."""
+    if np.isfinite(features).all():
+        return ""
+    first = int(np.argmin(np.isfinite(features).all(axis=1)))
+    return f"features are not finite, first in frame {first} of {len(features)}"
+
+
 def audio_identities(utterances: Sequence[Utterance], config: FeatureConfig) -> list[str] | None:
     """Strings that change when the audio does; None where one is unknown (commands), and for stored features."""
     found = [None if has_stored(u, config) else audio_identity(u) for u in utterances]

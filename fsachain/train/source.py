@@ -26,7 +26,7 @@ from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.augment import AugmentConfig, augment
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Batch, Example, collate
-from fsachain.data.features import FeatureConfig, load_chunk
+from fsachain.data.features import FeatureConfig, features_fault, load_chunk, not_finite
 from fsachain.data.order import EpochOrder
 from fsachain.data.utterance import Fault, Utterance, UtteranceError
 from fsachain.data.workers import Workers
@@ -56,11 +56,8 @@ def min_frames(table: TransitionTable) -> float:
 
 def fault_of(example: Example, need: float, output_lengths: OutputLengths) -> Fault | None:
     """None if the example, whose numerator needs `need` frames, can be trained on."""
-    if not np.isfinite(example.features).all():
-        frame = int(np.argmin(np.isfinite(example.features).all(axis=1)))
-        return Fault(
-            example.id, f"its features are not finite, first in frame {frame}", "features not finite"
-        )
+    if broken := not_finite(example.features):
+        return Fault(example.id, broken, "features not finite")
     if example.window is not None:
         have = example.window.length
     else:
@@ -323,11 +320,10 @@ class Preparation:
             (matrix,) = load_chunk((utterance,), self.features, copy, self.cache_dir)
         except UtteranceError as error:
             return error.fault
+        fault = features_fault(utterance, matrix)  # before statistics are taken
+        if fault is not None:
+            return fault
         name, speaker = copy.prefix + utterance.id, copy.prefix + utterance.speaker
-        if not len(matrix):
-            return Fault(name, f"utterance {utterance.id!r}: gives no frame", "no frames")
-        if not np.isfinite(matrix).all():  # before statistics are taken
-            return Fault(name, f"utterance {utterance.id!r}: features are not finite", "features not finite")
         example = Example(name, speaker, utterance.words, self.cmvn.apply(matrix, speaker))
         if epoch is not None and self.augmentation is not None:
             example = augment(example, self.augmentation, epoch, view)
