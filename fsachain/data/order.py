@@ -72,10 +72,13 @@ class EpochOrder:
     fewer steps has its fullest ones split, and one with more puts utterances together by length more strictly. Only if that
     is not enough, as can happen in a corpus of a few steps, its limit is widened by 2 % at a time.
 
-    `lengths_of` gives the frames of each utterance in an epoch, which depend on it where versions at several speeds are
-    drawn; `batch_size` and `batch_frames` limit a step, as in `length_buckets`. `shard_of` has the shard of each utterance,
-    if neighbouring steps are to come from few shards, which a disk or a network reads faster than utterances from everywhere
-    (None); `shards_at_once`, drawn at random, are mixed with each other.
+    Args:
+        lengths_of: frames of each utterance in an epoch, which depend on it where versions at several speeds are drawn.
+        batch_size, batch_frames: limits of a step, as in `length_buckets`.
+        seed: of the run.
+        shard_of: number of the shard of each utterance, if neighbouring steps are to come from few shards, which a disk or a
+            network reads faster than utterances from everywhere; None: from everywhere.
+        shards_at_once: so many shards, drawn at random, are mixed with each other.
     """
 
     def __init__(

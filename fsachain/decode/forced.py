@@ -242,8 +242,14 @@ class TokenSpan:
 def merge_tokens(tokens: Tensor, scores: Tensor, blank: int = 0) -> list[TokenSpan]:
     """The tokens of one alignment without blanks and repetitions, as torchaudio's function of this name.
 
-    Tokens and scores are [T], of one utterance, from `forced_align`; else a ShapeError. Under topologies other than
-    "standard" and "selfless" two equal tokens may stand side by side; they become one span.
+    Args:
+        tokens, scores: [T] of one utterance, from `forced_align`.
+        blank: the blank's class.
+
+    Under topologies other than "standard" and "selfless" two equal tokens may stand side by side; they become one span.
+
+    Raises:
+        ShapeError: not two tensors [T].
     """
     if tokens.ndim != 1 or scores.shape != tokens.shape:
         raise ShapeError(f"tokens {list(tokens.shape)}, scores {list(scores.shape)}: expected [T] for both")
@@ -275,13 +281,23 @@ def spans(
     blank: int = 0,
     symbols: Sequence[str] | Mapping[int, str] | None = None,
 ) -> list[list[TimedToken]]:
-    """When each token of each utterance is said, by paths and scores [B, T] of `forced_align`, or [T] for one utterance.
+    """When each token of each utterance is said.
 
-    `frame_seconds` are the seconds from one frame to the next, such as the duration of the recording over the frames of the
-    network's output; frame 0 begins at `offset`. `symbols` say what each class stands for; a number without one, such as a
-    star, stays a number. A token's confidence is the exponential of the mean of its frames' scores: with path scores what
-    the network thinks of these frames, with posteriors how sure the place is if the target is right. ShapeError: shapes that
-    differ. ConfigError: frame_seconds not above 0.
+    Args:
+        paths, scores: [B, T] from `forced_align`; [T] for one utterance.
+        frame_seconds: seconds from one frame to the next, such as the duration of the recording over the frames of the
+            network's output.
+        offset: where frame 0 begins, in seconds.
+        blank: the blank's class.
+        symbols: what each class stands for; None: tokens are numbers. A number without a symbol, such as a star, stays one.
+
+    Returns:
+        A list for each utterance. A token's confidence is the exponential of the mean of its frames' scores: with path
+        scores what the network thinks of these frames, with posteriors how sure the place is if the target is right.
+
+    Raises:
+        ShapeError: shapes that differ.
+        ConfigError: frame_seconds not above 0.
     """
     if paths.ndim not in (1, 2) or scores.shape != paths.shape:
         raise ShapeError(

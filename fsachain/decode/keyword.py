@@ -20,10 +20,12 @@ from fsachain.fsa import Fsa
 
 
 class OperatingPoint(NamedTuple):
-    """A threshold in nats per frame, above which an utterance counts as the keyword, and what it does.
+    """A threshold, above which an utterance counts as the keyword, and what it does.
 
-    `false_reject_rate`, in [0, 1], is the share of the utterances with the keyword that are missed, `false_alarms_per_hour`
-    the number of utterances without it that are accepted, per hour of audio without it.
+    Attributes:
+        threshold: in nats per frame, as `keyword_scores`.
+        false_reject_rate: in [0, 1], the share of the utterances with the keyword that are missed.
+        false_alarms_per_hour: utterances without the keyword that are accepted, per hour of audio without it.
     """
 
     threshold: float

@@ -80,8 +80,16 @@ def export_onnx(
     """Write a model as an ONNX file, and compare it with PyTorch before it gets its name.
 
     Inputs and outputs are those of `ExportedModel.forward`, under the names `features`, `lengths`, `nnet_output` and
-    `nnet_lengths`; N and T are free. `metadata` is put into the file's own as JSON, key by key. Returns the largest
-    difference from PyTorch over some batches, relative to the largest output.
+    `nnet_lengths`; N and T are free.
+
+    Args:
+        path: of the file.
+        network: in evaluation mode.
+        cmvn: see `ExportedModel`.
+        metadata: put into the file's metadata as JSON, key by key.
+
+    Returns:
+        The largest difference from PyTorch over some batches, relative to the largest output.
 
     Raises:
         ConfigError: a network in training mode, or without `scores`.

@@ -196,7 +196,14 @@ def take_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> TakenWeig
     """Give a network those weights of another whose names and shapes fit; the others stay as they are.
 
     Values are rounded to the type that the network has. An output layer for another number of pdfs has another shape, and so
-    begins anew. `weights` are the other network's `state_dict()`, or a part of it. DataError: nothing fits.
+    begins anew.
+
+    Args:
+        network: changed in place.
+        weights: the other network's `state_dict()`, or a part of it.
+
+    Raises:
+        DataError: nothing fits.
     """
     own = network.state_dict()
     shared = own.keys() & weights.keys()

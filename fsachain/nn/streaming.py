@@ -29,8 +29,12 @@ class StreamingModel:
             scores = stream.accept(features)        # [T', P]; none at first
         scores = stream.finish()                    # the rest; the next chunk begins another utterance
 
-    The network is in evaluation mode; `context` are the input frames that an output sees before and after its own s frames,
-    by default `network.context`. ConfigError: a network in training mode, or without a bounded context where none is given.
+    Args:
+        network: in evaluation mode, such as a `Tdnnf`; see `Network`.
+        context: input frames that an output sees before and after its own s frames; None: `network.context`.
+
+    Raises:
+        ConfigError: a network in training mode, or one without a bounded context where none is given.
     """
 
     def __init__(self, network: Any, context: tuple[int, int] | None = None) -> None:
@@ -67,9 +71,16 @@ class StreamingModel:
         return self._step - 1 + self._after
 
     def accept(self, features: npt.ArrayLike | Tensor) -> Tensor:
-        """Take the next frames, float [T, F], T >= 0; returns the outputs [T', P] that they settle, on the network's device.
+        """Take the next frames.
 
-        T' is 0 while too little is there. ShapeError: not two axes, or another width than before.
+        Args:
+            features: float [T, F], T >= 0.
+
+        Returns:
+            The outputs [T', P] that they settle, on the network's device; T' is 0 while too little is there.
+
+        Raises:
+            ShapeError: not two axes, or another width than before.
         """
         frames = torch.as_tensor(features)
         if frames.dim() != 2 or (self._kept is not None and frames.shape[1] != self._kept.shape[1]):
@@ -82,7 +93,8 @@ class StreamingModel:
     def finish(self) -> Tensor:
         """The outputs that waited for frames that do not come; what is accepted next is another utterance.
 
-        ShapeError: no features were accepted, not even [0, F].
+        Raises:
+            ShapeError: no features were accepted, not even [0, F].
         """
         if self._kept is None:
             raise ShapeError("features: finish() before accept(); expected at least one call with [T, F]")

@@ -47,7 +47,13 @@ def new_figure(height: float, width: float = FIGURE_WIDTH) -> Figure:
 def save_figure(figure: Figure, path: str | Path, *, dpi: int = 150) -> None:
     """Write a figure as PNG, SVG, PDF or WebP, by the suffix of `path`; folders are made if need be.
 
-    `dpi` are the pixels per inch of a PNG or WebP, and of heat maps inside the others. ConfigError: another suffix.
+    Args:
+        figure: any of this package.
+        path: ends in .png, .svg, .pdf or .webp.
+        dpi: pixels per inch of a PNG or WebP, and of heat maps inside the others.
+
+    Raises:
+        ConfigError: another suffix.
     """
     target = Path(path)
     kind = target.suffix.lower().removeprefix(".")
@@ -64,7 +70,11 @@ def figure_png(figure: Figure, *, dpi: int = 100) -> bytes:
 
 
 def figure_svg(figure: Figure, *, dpi: int = 100) -> str:
-    """The figure as one <svg> element, without an XML header; names in it cannot become markup. `dpi` is of heat maps."""
+    """The figure as one <svg> element, without an XML header; names in it cannot become markup.
+
+    Args:
+        dpi: pixels per inch of heat maps inside.
+    """
     text = rendered(figure, "svg", dpi).decode("utf-8")
     return text[text.index("<svg") :]
 

@@ -310,9 +310,18 @@ def plot_graph(
     its letters would be smaller than 6 points, those with the largest occupancy are drawn; without one those on the most
     probable ways from the start. The whole is summarised beside it, and states with arcs left out have a dotted outline.
 
-    `names` are written for pdfs, in place of their numbers, or `arc_names`, such as phones, for arcs; `occupancy` [A] is not
-    negative, for example `ForwardBackward.arc_occupancy(n).sum(axis=0)`. ShapeError: names or occupancies that do not fit
-    the graph. ConfigError: `max_arcs` is not 1 to 1000. MissingExtraError: pygraphviz or matplotlib is not installed.
+    Args:
+        fsa: of any size.
+        names: what to write for each pdf; its number by default.
+        arc_names: what to write for each arc instead, such as phones.
+        occupancy: [A], not negative, for example `ForwardBackward.arc_occupancy(n).sum(axis=0)`.
+        max_arcs: 1 to 1000.
+        title: above the picture.
+
+    Raises:
+        ShapeError: names or occupancies that do not fit the graph.
+        ConfigError: `max_arcs` is not 1 to 1000.
+        MissingExtraError: pygraphviz or matplotlib is not installed.
     """
     if not 1 <= max_arcs <= MOST_ARCS:
         raise ConfigError(f"max_arcs = {max_arcs}: expected 1 to {MOST_ARCS}")

@@ -61,8 +61,13 @@ def occupancy_panels(
 ) -> list[OccupancyPanel]:
     """The panels of all N sequences of a lattice, each of its own size, with best paths (23).
 
-    The lattice is that of `rnnt_lattice`, `hat_lattice` or the like; `labels` are N sequences of U_n strings, `titles` N
-    strings, such as utterance ids. ShapeError: another number of labels or titles than of sequences.
+    Args:
+        lattice: from `rnnt_lattice`, `hat_lattice` or another function that returns a `TransducerLattice`.
+        labels: N sequences of U_n strings.
+        titles: N strings, such as utterance ids.
+
+    Raises:
+        ShapeError: another number of labels or titles than of sequences.
     """
     count = len(lattice.scores)
     for name, given in (("labels", labels), ("titles", titles)):
@@ -94,9 +99,13 @@ def plot_occupancy(
     All panels share one scale, on which the square root of an occupancy makes the colour: a lattice that is spread out stays
     visible beside a sharp one.
 
-    `panels` are one utterance; several, below each other; or for each of several checkpoints the same utterances, in
-    columns. `frame_seconds` is the length of a frame, for an axis in seconds. ShapeError: no panel, columns of different
-    lengths, labels or paths that do not fit their lattice, or occupancies that are not finite.
+    Args:
+        panels: one utterance; several, below each other; or for each of several checkpoints the same utterances, in columns.
+        frame_seconds: length of a frame, for an axis in seconds.
+
+    Raises:
+        ShapeError: no panel, columns of different lengths, labels or paths that do not fit their lattice, or
+            occupancies that are not finite.
     """
     columns = _columns(panels)
     arrays = [[_checked(panel) for panel in column] for column in columns.values()]
@@ -207,9 +216,13 @@ class TrellisPair:
 def sum_columns(occupancy: npt.ArrayLike, group: npt.ArrayLike, num_groups: int) -> npt.NDArray[np.float64]:
     """Occupancies [T, num_groups] of groups of columns: arcs added up to phones, states to words.
 
-    `occupancy` is [T, K], for example `ForwardBackward.arc_occupancy(n)`; `group` [K] has the group of each column, for
-    example `Numerator.arc_phone`, negative: none. ShapeError: another number of groups than columns, or a group beyond
-    `num_groups`.
+    Args:
+        occupancy: [T, K], for example `ForwardBackward.arc_occupancy(n)`.
+        group: [K]: the group of each column, for example `Numerator.arc_phone`; negative: of none.
+        num_groups: how many there are.
+
+    Raises:
+        ShapeError: another number of groups than columns, or a group beyond `num_groups`.
     """
     values = np.asarray(occupancy, dtype=np.float64)
     groups = np.asarray(group, dtype=np.int64)
@@ -233,10 +246,17 @@ def pdf_trellis(
     leaky_hmm_coefficient: float = 1e-5,
     names: Sequence[str] = (),
 ) -> TrellisPair:
-    """Occupancies of pdfs, equation (7), for one utterance, of its output [T, P] and the graph of its transcript.
+    """Occupancies of pdfs, equation (7), for one utterance.
 
-    The coefficient is that of the denominator, as in the loss; `names` are P strings. ShapeError: the network output does
-    not fit the denominator.
+    Args:
+        nnet_output: [T, P].
+        numerator: graph of its transcript.
+        denominator: of P pdfs.
+        leaky_hmm_coefficient: of the denominator, as in the loss.
+        names: P strings.
+
+    Raises:
+        ShapeError: the network output does not fit the denominator.
     """
     return trellises([nnet_output], [numerator], denominator, leaky_hmm_coefficient, names)[0]
 
@@ -285,7 +305,15 @@ def phone_trellis(
 ) -> TrellisPair:
     """Occupancies of phones: those of their pdfs added up. Phones that share a pdf are one row, named after all of them.
 
-    Arguments and errors as for `pdf_trellis`; the tree says which phones a pdf stands for.
+    Args:
+        nnet_output: [T, P].
+        numerator: graph of its transcript.
+        denominator: of P pdfs.
+        leaky_hmm_coefficient: of the denominator, as in the loss.
+        tree: says which phones a pdf stands for.
+
+    Raises:
+        ShapeError: the network output does not fit the denominator.
     """
     pair = pdf_trellis(nnet_output, numerator, denominator, leaky_hmm_coefficient=leaky_hmm_coefficient)
     return by_phone(pair, tree)
@@ -316,10 +344,16 @@ def plot_trellis(
     largest it is hatched by strokes in a solid frame, where it is negative by dots in a dashed one: the sign shows without
     colour.
 
-    The pair is of `pdf_trellis`, `phone_trellis`, or any two occupancies, such as those of states. `frame_seconds` is the
-    length of an output frame, for an axis in seconds. At most `max_rows` columns of the pair are drawn, those with the
-    largest occupancy, in the order in which the numerator has them. Columns that neither side ever gives more than 0.01 are
-    left out, and counted in the title. ShapeError: matrices of different shapes, or another number of names than columns.
+    Args:
+        pair: from `pdf_trellis`, `phone_trellis`, or any two occupancies, such as those of states.
+        frame_seconds: length of an output frame, for an axis in seconds.
+        title: such as the utterance id.
+        max_rows: so many columns of the pair at most are drawn, those with the largest occupancy; ordered by when the
+            numerator has them. Columns that neither side ever gives more than 0.01 are left out, and counted in the title.
+
+    Raises:
+        ShapeError: matrices of different shapes, or another number of names than columns.
+        ConfigError: `max_rows` below 1.
     """
     numerator, denominator = matrix(pair.numerator, "numerator"), matrix(pair.denominator, "denominator")
     if numerator.shape != denominator.shape:

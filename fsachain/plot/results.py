@@ -50,7 +50,8 @@ _HATCHES = ("", "////", "....")
 def read_events(path: str | Path) -> list[dict[str, Any]]:
     """The events of a train.jsonl, which may still be written to: a last line cut short is left out.
 
-    DataError: the file cannot be read, or a line before the last is not JSON.
+    Raises:
+        DataError: the file cannot be read, or a line before the last is not JSON.
     """
     return [event for event in read_log(path) if isinstance(event, dict)]
 
@@ -61,8 +62,12 @@ def plot_training(
     """objf, numerator and denominator, WER, learning rate, gradient norm, and what was left out, by epoch.
 
     What the log lacks is left out, with its panel. Where a training went on after a break, the later figures of an epoch
-    hold. `events` are lines of train.jsonl, as `read_events` gives them; unknown ones are passed over. `wer` is in per cent
-    by epoch, or such a table for each of several test sets; by default the `wer` of an epoch's `dev` figures.
+    hold.
+
+    Args:
+        events: lines of train.jsonl, as `read_events` gives them; unknown ones are passed over.
+        wer: per cent by epoch, or such a table for each of several test sets; `wer` of an epoch's `dev` figures by default.
+        title: such as the folder.
     """
     epochs = {
         event["epoch"]: event
@@ -157,10 +162,15 @@ def _shares(counts: ErrorCounts) -> list[float]:
 
 
 def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figure:
-    """Word error rates by speaker, the worst first, and by the number of words in the reference; all after the title.
+    """Word error rates by speaker, the worst first, and by the number of words in the reference.
 
-    The report is that of `fsachain.decode.wer.score`, or the object of a wer.json, which has no utterances (DataError: it is
-    another). A panel without speakers or lengths is left out.
+    Args:
+        report: from `fsachain.decode.wer.score`; or the object of a wer.json, which has no utterances. A panel without
+            speakers or lengths is left out.
+        title: the rate of all utterances is written after it.
+
+    Raises:
+        DataError: the object is not that of a wer.json.
     """
     if isinstance(report, Mapping):
         given = report.get("speakers")
@@ -273,10 +283,17 @@ class Spectrogram:
 def spectrogram(
     samples: npt.ArrayLike, sample_rate: float, *, window_seconds: float = 0.025, shift_seconds: float = 0.005
 ) -> Spectrogram:
-    """The spectrogram of samples [n] of any scale at a rate in Hz, with Hann windows.
+    """The spectrogram of a recording, with Hann windows.
 
-    Long windows separate frequencies, short ones moments. ShapeError: `samples` is no vector, or empty. ConfigError: windows
-    or shifts of less than a sample.
+    Args:
+        samples: [n], of any scale.
+        sample_rate: Hz.
+        window_seconds: long windows separate frequencies, short ones moments.
+        shift_seconds: between frames.
+
+    Raises:
+        ShapeError: `samples` is no vector, or empty.
+        ConfigError: windows or shifts of less than a sample.
     """
     wave = np.asarray(samples, dtype=np.float64)
     if wave.ndim != 1 or not wave.size:
@@ -305,10 +322,17 @@ def plot_alignment(
     frame_shift: float | None = None,
     title: str = "",
 ) -> Figure:
-    """A spectrogram, or features [T, F], with tiers of segments below it, on one axis in seconds.
+    """A spectrogram with tiers of segments below it, on one axis in seconds.
 
-    `tiers` are entries in order of time, for example {"words": ..., "phones": ...}; any number of tiers, drawn downwards.
-    Features need `frame_shift`, the seconds between frames, else a ConfigError. ShapeError: no matrix of finite numbers.
+    Args:
+        values: a spectrogram, or features [T, F].
+        tiers: entries in order of time, for example {"words": ..., "phones": ...}; any number of tiers, drawn downwards.
+        frame_shift: seconds between frames; needed for features.
+        title: such as the utterance id.
+
+    Raises:
+        ConfigError: features without a frame shift.
+        ShapeError: `values` is no matrix of finite numbers.
     """
     if isinstance(values, Spectrogram):
         cells, shift, top, unit = values.values, values.frame_shift, values.max_frequency, "frequency (Hz)"

@@ -25,7 +25,13 @@ from fsachain.train.step import Stepper
 
 @dataclass(frozen=True)
 class Combination:
-    """A chosen model: its `state_dict()`, of how many models it is the mean, and the objective by that number, as text."""
+    """A chosen model.
+
+    Attributes:
+        state: its `state_dict()`.
+        num_models: models in the mean.
+        objf: the objective by candidate: "1", "2", ... for the means of so many models.
+    """
 
     state: Tensors
     num_models: int
@@ -37,8 +43,10 @@ def best_average(
 ) -> Combination:
     """The best of the means of the newest 1, 2, 3, ... models, as Kaldi's nnet3-chain-combine has it.
 
-    The models are `state_dict()`s, loaded one at a time. `objective`, called once for each candidate, in order, is
-    maximised; NaN loses against any number, of equals the mean of fewer models is kept.
+    Args:
+        newest_first: `state_dict()`s, loaded one at a time.
+        objective: what to maximise; NaN loses against any number, of equals the mean of fewer models is kept. Called once
+            for each candidate, in order.
     """
     best: Combination | None = None
     objf: dict[str, float] = {}

@@ -202,9 +202,15 @@ class MaxChange:
     common. The copy takes as much memory as the parameters, half of what Adam keeps. Parameters without a gradient
     take no part. Projections that come after the step, such as `constrain_orthonormal`, are not limited, as in Kaldi.
 
-    The largest norms of a component's change (`per_component`) and of the whole one (`total`) are > 0; None for no limit.
-    `limited` says whether the last step was scaled down as a whole, 1 or 0, `limited_components` how many components were by
-    themselves, and `norm` is that of the step after scaling; NaN without limits.
+    Args:
+        model: whose parameters are watched.
+        per_component: largest norm of a component's change, > 0; None for no limit.
+        total: largest norm of the whole change, > 0; None for no limit.
+
+    Attributes:
+        limited: whether the last step was scaled down as a whole: 1 or 0.
+        limited_components: how many components were scaled down by themselves in the last step.
+        norm: of the last step after scaling; NaN without limits.
     """
 
     def __init__(

@@ -126,9 +126,11 @@ class SupervisedBatch:
 class Source(ABC):
     """Where the batches of a training come from.
 
-    `sizes` are the versions of each utterance, of which an epoch draws one; `excluded` the utterances that cannot be trained
-    on, as far as that is known beforehand; `views` how many views of each utterance, augmented one by one, a micro-batch has
-    (see `Batch`); `options` those of `EpochOrder`.
+    Args:
+        sizes: versions of each utterance, of which an epoch draws one.
+        excluded: utterances that cannot be trained on, as far as that is known beforehand; an attribute, too.
+        views: how many views of each utterance, augmented one by one, a micro-batch has; see `Batch`.
+        options: of `EpochOrder`.
     """
 
     def __init__(
@@ -299,10 +301,14 @@ Prepared = tuple[Example, TransitionTable | None, float] | Fault
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a worker does with an utterance: its features, normalised, with changes drawn anew in each epoch; picklable.
+    """What a worker does with an utterance; picklable.
 
-    `maker` compiles the numerator from the transcript; None: the source has it. `cache_dir` keeps features, one file for
-    each utterance.
+    Attributes:
+        features: kind and size of the features.
+        cmvn: their normalisation.
+        augmentation: changes drawn anew in each epoch; None: none.
+        maker: compiles the numerator from the transcript; None: the source has it.
+        cache_dir: folder that keeps features, one file for each utterance; None for none.
     """
 
     features: FeatureConfig
@@ -338,11 +344,15 @@ class Preparation:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The utterances of a stream, those that can be used as far as that is known, and what is known of them.
+    """The utterances of a stream and what is known of them.
 
-    `frames` are int32 [copies, utterances], from `fsachain.data.features.frame_counts`; `copies` changes of speed, volume
-    and noise, of which an epoch draws one for each utterance. `stored` gives the numerator of an utterance; None where
-    workers compile it. For shards see `EpochOrder`.
+    Attributes:
+        utterances: those that can be used, as far as that is known.
+        frames: int32 [copies, utterances], from `fsachain.data.features.frame_counts`.
+        copies: changes of speed, volume and noise; an epoch draws one for each utterance.
+        stored: the numerator of an utterance; None where workers compile it.
+        shard_of: see `EpochOrder`; None: utterances from everywhere are mixed.
+        shards_at_once: see `EpochOrder`.
     """
 
     utterances: Sequence[Utterance]
@@ -356,10 +366,20 @@ class Corpus:
 class StreamSource(Source):
     """Supervised batches of a corpus on disk, epoch by epoch: a `Source`.
 
-    `output_lengths` is the model's, from input to output frames; `batch_size` and `batch_frames` are the most utterances and
-    frames of a step, padding included (see `EpochOrder`); `num_threads`, `num_processes` and `executor` say who prepares
-    utterances (see `Workers`), and processes compile numerators faster. `excluded` are `left_out`, which are not in the
-    corpus, and those in which a fault was found when they were prepared; a step goes on without them.
+    Args:
+        corpus: the utterances.
+        preparation: what is done with each.
+        output_lengths: the model's, from input to output frames.
+        batch_size: utterances per step, at most.
+        seed: of order and version.
+        batch_frames: frames per step, at most, padding included; see `EpochOrder`.
+        num_threads, num_processes, executor: who prepares utterances; see `Workers`. Numerators are compiled faster by
+            processes.
+        left_out: utterances that are not in the corpus because something is wrong with them.
+        views: see `Source`.
+
+    Attributes:
+        excluded: `left_out`, and those in which a fault was found when they were prepared. A step goes on without them.
     """
 
     def __init__(

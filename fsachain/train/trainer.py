@@ -123,11 +123,18 @@ class Trainer:
         reasons: Mapping[str, str] | None = None,
         left_out: Sequence[Fault] = (),
     ) -> TrainResult:
-        """Train on examples in memory, or several versions of them as for `BatchSource`.
+        """Train on examples in memory.
 
-        `dev` are examples for the objective after each epoch, `augmentation` changes of the training features; `reasons` say
-        why an utterance has no numerator, for the report. DataError: no utterance is left to train on. Others, and
-        `left_out`, as for `fit_sources`.
+        Args:
+            train: the examples, or several versions of them as for `BatchSource`.
+            dev: examples for the objective after each epoch; none is fine.
+            augmentation: changes of the training features.
+            reasons: why an utterance has no numerator, for the report.
+            left_out: as for `fit_sources`.
+
+        Raises:
+            DataError: no utterance is left to train on.
+            Others: as for `fit_sources`.
         """
         versions: Any = [train] if not train or isinstance(train[0], Example) else train
         settings: dict[str, Any] = {
@@ -153,9 +160,12 @@ class Trainer:
     ) -> TrainResult:
         """Run all epochs that are left, make the final model of the last ones, evaluate.
 
-        `dev_source` has utterances for the objective after each epoch. `left_out` are in no source because something is
-        wrong with them; they are reported with those that the sources exclude. `facts` are more values, by name, for the
-        `start` event of train.jsonl.
+        Args:
+            source: the batches to train on.
+            dev_source: utterances for the objective after each epoch; None is fine.
+            left_out: utterances that are in no source because something is wrong with them; they are reported with
+                those that the sources exclude.
+            facts: more values, by name, for the `start` event of train.jsonl.
 
         Raises:
             DataError: some utterances cannot be used and `config.bad_data` is "stop"; or no checkpoint is sound.

@@ -98,9 +98,10 @@ class World:
 
     @classmethod
     def from_environment(cls, timeout: float = TIMEOUT) -> World:
-        """The world that torchrun has started this process in; where there is none, of one, on no device of its own.
+        """The world that torchrun has started this process in; a world of one, on no device of its own, where there is none.
 
-        `timeout` are the seconds > 0 that a process waits for the others within a training.
+        Args:
+            timeout: seconds > 0 that a process waits for the others within a training.
         """
         size = _number("WORLD_SIZE", 0)
         if size < 1:
