@@ -154,10 +154,3 @@ def test_a_helper_is_linked_that_several_call_one_of_them_another_kernel_one_whe
     (kernels.sources / "kernel.py").write_text(SHARED)
     assert kernels.run()[0] == ["20.0 0 1"]
     assert kernels.run() == (["20.0 1 0"], "")
-
-
-def test_every_kernel_of_the_package_is_compiled_by_the_one_decorator():
-    with_numba = {
-        path.name for path in (ROOT / "fsachain").rglob("*.py") if "numba.njit" in path.read_text("utf-8")
-    }
-    assert with_numba == {"jit.py"}

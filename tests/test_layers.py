@@ -36,6 +36,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "cli": NUMERICAL | {"torch", "click"},
     "__main__": frozenset(),
 }
+NUMBA_COMPILERS = frozenset({"njit", "jit", "vectorize", "guvectorize", "cfunc"})
 FILES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "kernels").glob("*.py"))
 
 
@@ -126,6 +127,37 @@ def test_module_imports_are_acyclic():
         if layer_of(module) != "facade"
     }
     TopologicalSorter(graph).prepare()
+
+
+def compiled_otherwise(path, text):
+    """What numba compiles in this file past `cpu/jit.py`, if the file is of the package or uses a function compiled there.
+
+    Helpers are linked into kernels of ours only: what numba compiles with its own passes would call code that is nowhere.
+    """
+    tree = ast.parse(text)
+    own, from_numba, ours = set(), set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "numba":
+            from_numba |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fsachain.backends.cpu"):
+            ours |= {name.name for name in node.names}
+        elif (
+            isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "numba"
+        ):
+            own.add(node.attr)
+    found = (own | from_numba) & NUMBA_COMPILERS
+    return found if PACKAGE in path.parents or ours - {"with_cache"} else set()
+
+
+def test_only_our_own_decorators_compile_what_calls_our_helpers():
+    files = [
+        path for folder in ("fsachain", "tools", "recipes", "tests") for path in (ROOT / folder).rglob("*.py")
+    ]
+    otherwise = {path for path in files if compiled_otherwise(path, path.read_text("utf-8"))}
+    assert otherwise == {PACKAGE / "backends" / "cpu" / "jit.py"}
+    tool = "from fsachain.backends.cpu.numbers import multiply\n@numba.njit\ndef f(x):\n    return multiply(x, x)\n"
+    assert compiled_otherwise(ROOT / "tools" / "some.py", tool) == {"njit"}
+    assert compiled_otherwise(PACKAGE / "some.py", "from numba import jit as fast\n") == {"jit"}
 
 
 def test_setup_lists_every_package():
