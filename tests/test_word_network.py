@@ -76,6 +76,14 @@ def test_a_network_that_was_kept_says_the_same_and_one_without_its_words_is_refu
         load_word_network(path)
 
 
+def test_info_describes_a_network_that_was_kept(fsachain, network, tmp_path):
+    save_word_network(network, tmp_path / "words.safetensors")
+    told = fsachain.ok("info", tmp_path / "words.safetensors").out
+    words = [word for sentence in TEXT for word in sentence]
+    assert f"{len({*words})} words of a text of {len(words)}, {len({*NEW} - {*words})} that it lacks" in told
+    assert told.startswith("word network: ") and "reads 4 words back" in told
+
+
 def test_the_mean_with_an_n_gram_is_taken_word_by_word(network, tmp_path):
     words = sorted({word for sentence in TEXT for word in sentence})
     (tmp_path / "lexicon.txt").write_text("".join(f"{word} {' '.join(word)}\n" for word in [*words, *NEW]))

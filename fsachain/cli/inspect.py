@@ -83,7 +83,7 @@ def compare(reference: Path, hypothesis: Path, speakers: Mapping[str, str] | Non
 
 @command(path=PATH)
 def info(path: Path) -> None:
-    """Describe a file: OpenFst graph, numerators, compiled tables, model, language folder or data directory.
+    """Describe a file: OpenFst graph, numerators, compiled tables, model, word network, language folder or data directory.
 
     In: PATH.
     Out: a few lines, printed. Of a graph: states, arcs, pdfs, self-loops, cycles, final states, shortest path, sums
@@ -136,9 +136,11 @@ def _describe_chunks(path: Path) -> str:
 
 
 def _describe_model(path: Path) -> str:
-    from fsachain.cli.model import AcousticModel
+    from fsachain.cli.model import AcousticModel, holds_word_network
     from fsachain.nn.network import num_parameters
 
+    if holds_word_network(path):
+        return _describe_word_network(path)
     model = AcousticModel.load(path)
     network, features = model.network, model.experiment.features
     return (
@@ -147,6 +149,19 @@ def _describe_model(path: Path) -> str:
         f"normalised per {model.cmvn.config.scope}\n"
         f"output: one frame every {1000 * model.timing.frame_seconds:g} ms\n"
         f"language: {model.lang or 'none, an earlier version wrote the file'}"
+    )
+
+
+def _describe_word_network(path: Path) -> str:
+    from fsachain.cli.model import load_word_network
+    from fsachain.nn.network import num_parameters
+    from fsachain.nn.word_network import CONTEXT
+
+    network = load_word_network(path)
+    text = f"{counted(len(network.counts), 'word')} of a text of {sum(network.counts.values())}"
+    return (
+        f"word network: {counted(num_parameters(network), 'parameter')}, {text}, {len(network.new_words)} that it lacks\n"
+        f"reads {CONTEXT} words back, and {counted(len(network.read_letters), 'letter sequence')} of theirs"
     )
 
 

@@ -286,6 +286,10 @@ def save_word_network(network: WordNetwork, path: Path) -> None:
     save_tensors(path, tensors, {"kind": _WORD_KIND})
 
 
+def holds_word_network(path: Path) -> bool:
+    return load_tensors(path)[1].get("kind") == _WORD_KIND
+
+
 def load_word_network(path: Path) -> WordNetwork:
     """What `save_word_network` wrote, in evaluation mode."""
     tensors, header = load_tensors(path)
