@@ -38,7 +38,7 @@ from fsachain.loss.base import check_factor
 from fsachain.nn.conformer import Conformer
 from fsachain.nn.network import Network
 from fsachain.nn.tdnnf import Tdnnf
-from fsachain.train.config import TrainConfig, changes, flat, from_dict, load_yaml, to_dict
+from fsachain.train.config import GONE_OPTIONS, TrainConfig, changes, flat, from_dict, load_yaml, to_dict
 from fsachain.train.schedule import Schedule, Scheduled, value_at, values_of
 
 BUILT_IN: dict[str, type[nn.Module]] = {"tdnnf": Tdnnf, "conformer": Conformer}
@@ -405,13 +405,10 @@ class DecodingConfig:
         check_range(self, "[0, 1]", "first_pass_share")
 
 
-# Options, and values of options, that went away, which models and folders made before still have; the value that asked for
-# nothing else than what is done now; what takes their place.
-_GONE = {
+# Options that went away, which models and folders made before still have, as in `GONE_OPTIONS`.
+_GONE: dict[str, tuple[Any, str]] = {
     "decoding.search.search": (None, "there is one search"),
-    "train.ema": (0.0, "train.average_last has the mean of the last epochs"),
-    "train.combine=ema": (None, "train.average_last has the mean of the last epochs"),
-    "train.combine_on": ("dev", '"best-average" is decided on the development set'),
+    **{f"train.{name}": gone for name, gone in GONE_OPTIONS.items()},
 }
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from fsachain.data.audio import seeded_generator
 from fsachain.errors import ConfigError, DataError, counted, require
 from fsachain.files import parse_json, remove_partials, replacing
-from fsachain.train.config import TrainConfig, changes, to_dict
+from fsachain.train.config import GONE_OPTIONS, TrainConfig, changes, to_dict
 from fsachain.train.log import JsonLinesLog
 from fsachain.train.schedule import Scheduled
 from fsachain.train.source import Source
@@ -52,8 +52,6 @@ _FREE_OPTIONS = (
     "micro_batch",
     "process_timeout",
 )
-# Options that checkpoints of earlier versions name, with the values that had no influence.
-_GONE_OPTIONS = {"ema": 0.0}
 
 
 @dataclass
@@ -269,12 +267,14 @@ class Identity:
 
 
 def _without_gone(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without options that went away, where they had no influence."""
+    """Without options that went away, where they asked for nothing else than what is done now."""
     train = facts.get("train")
     if not isinstance(train, Mapping):
         return facts
-    gone = {name for name, value in _GONE_OPTIONS.items() if train.get(name) == value}
-    return {**facts, "train": {name: value for name, value in train.items() if name not in gone}}
+    kept = {
+        name: one for name, one in train.items() if name not in GONE_OPTIONS or one != GONE_OPTIONS[name][0]
+    }
+    return {**facts, "train": kept}
 
 
 def _set_fact(source: Source) -> str:

@@ -19,6 +19,13 @@ from fsachain.train.schedule import Schedule, ScheduleConfig, Scheduled, schedul
 
 OPTIMIZERS = ("adam", "adamw", "nadam", "radam", "adamax", "sgd")
 Config = TypeVar("Config")
+# Options of `TrainConfig` that went away, or a value of one: the value that asked for nothing else than what is done now
+# (None: there is none), and what takes their place.
+GONE_OPTIONS = {
+    "ema": (0.0, "train.average_last has the mean of the last epochs"),
+    "combine=ema": (None, "train.average_last has the mean of the last epochs"),
+    "combine_on": ("dev", '"best-average" is decided on the development set'),
+}
 
 
 @dataclass(frozen=True)
