@@ -148,9 +148,8 @@ def column_shape(labels: Integers, topology: CtcTopology, repeats_apart: bool, f
 def column_graph(problem: CtcProblem, n: int) -> Fsa:
     """The graph of sequence n, pdfs are its columns."""
     labels = problem.labels[n, : problem.label_counts[n]]
-    apart = np.where(
-        labels == problem.num_classes, -1 - np.arange(len(labels)), labels
-    )  # any class differs from all
+    # A star, which stands for any class, differs from all labels and from other stars.
+    apart = np.where(labels == problem.num_classes, -1 - np.arange(len(labels)), labels)
     return column_shape(apart, problem.topology, problem.repeats_apart, problem.forgive)
 
 

@@ -442,8 +442,8 @@ class SequenceLoss(nn.Module, Generic[Record]):
             ConfigError: an unknown denominator name, a negative weight, or views that are neither 1 nor 2.
             BackendUnavailable: a device that cannot be used, or two devices.
         """
-        call = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
-        total, xent_objf, record = self._evaluate(*call, views)
+        given = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
+        total, xent_objf, record = self._evaluate(*self._checked(*given, views), xent_log_probs)
         self.last_record = record
         objective = total + self.xent_regularize * xent_objf
         # All excluded: every term is zero, and so is its gradient; dividing by one keeps it that way.
@@ -461,18 +461,17 @@ class SequenceLoss(nn.Module, Generic[Record]):
         denominator_of: Sequence[str] | None = None,
     ) -> Record:
         """The record alone; arguments as for the call. Occupancies are made only where the values need them."""
-        call = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
-        return self._evaluate(*call)[2]
+        given = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
+        return self._evaluate(*self._checked(*given), xent_log_probs)[2]
 
     def _evaluate(
-        self, nnet_output: Tensor, lengths: Any, numerators: Any, weights: Any, *others: Any
+        self, batch: TableBatch, call: SequenceCall, xent_log_probs: Tensor | None
     ) -> tuple[Tensor, Tensor, Record]:
         """Total without the cross-entropy, objective of that, and the record."""
-        batch, call = self._checked(nnet_output, lengths, numerators, weights, *others)
-        terms, log_probs = self._operator(call), others[1]
-        xent_objf = torch.zeros((), dtype=torch.float64, device=nnet_output.device)
-        if log_probs is not None:
-            xent_objf = _xent_objf(terms, log_probs, call.frame_weights)
+        terms = self._operator(call)
+        xent_objf = torch.zeros((), dtype=torch.float64, device=call.nnet_output.device)
+        if xent_log_probs is not None:
+            xent_objf = _xent_objf(terms, xent_log_probs, call.frame_weights)
         return terms.total, xent_objf, self._record(batch, terms, xent_objf.detach())
 
     def _record(self, batch: TableBatch, terms: Terms, xent_objf: Tensor) -> Record:

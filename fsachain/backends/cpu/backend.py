@@ -46,7 +46,7 @@ from fsachain.backends.cpu.structs import Form, Packed, pack
 from fsachain.backends.cpu.sum_product import backward, forward
 from fsachain.backends.cpu.tables import count_pairs, kernel_table
 from fsachain.backends.cpu.threads import run_all
-from fsachain.backends.reference.sums import _frames
+from fsachain.backends.reference.sums import active_scores
 from fsachain.batch import TableBatch
 from fsachain.fsa import Ints
 from fsachain.table import TransitionTable
@@ -323,7 +323,7 @@ def best_paths(
 
 def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
     """Score and arcs [T] of the best path; see `reference.best_path`."""
-    frames = _frames(table, scores)
+    frames = active_scores(table, scores)
     if not frames.legal:
         return np.nan, np.empty(0, dtype=np.int32)
     path = np.empty(len(scores), dtype=np.int32)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.structs import Packed, pack
 from fsachain.backends.cpu.threads import run_all
-from fsachain.backends.reference.sums import Scores, _frames
+from fsachain.backends.reference.sums import Scores, active_scores
 from fsachain.batch import TableBatch
 from fsachain.fsa import Floats, Ints
 from fsachain.table import ArcView, TransitionTable
@@ -445,7 +445,7 @@ def run(
 
     NaN for an illegal score. Memory O(T S) where anything is wanted.
     """
-    frames, num_frames = _frames(table, scores), len(scores)
+    frames, num_frames = active_scores(table, scores), len(scores)
     if not frames.legal:
         return np.nan, np.nan
     is_wanted = any(len(part) for part in wanted)

@@ -24,7 +24,7 @@ from fsachain.backends.cpu.log import (
     settle,
 )
 from fsachain.backends.reference.paths import Drawn, no_paths
-from fsachain.backends.reference.sums import Scores, _frames
+from fsachain.backends.reference.sums import Scores, active_scores
 from fsachain.fsa import Floats, Ints
 from fsachain.openfst import Transducer
 from fsachain.table import TransitionTable
@@ -62,7 +62,7 @@ class _Search(NamedTuple):
 
 def n_best(table: TransitionTable, scores: Scores, n: int) -> tuple[Floats, Ints]:
     """Scores [M] and arcs [M, T] of the M <= n best pdf sequences; see `reference_paths.n_best`."""
-    frames = _frames(table, scores)
+    frames = active_scores(table, scores)
     num_frames, num_states = len(scores), table.num_states
     if not frames.legal:
         return np.full(1, np.nan), np.empty((0, num_frames), dtype=np.int32)
@@ -86,9 +86,8 @@ def n_best(table: TransitionTable, scores: Scores, n: int) -> tuple[Floats, Ints
     count = _fill(rows, frames.scores, ahead, parts, search, columns, arcs, score)
     # Bounds and scores add the same numbers in different orders; equal scores stand in the order of their pdfs.
     order = np.lexsort((*columns[:count].T[::-1], -score[:count]))
-    shift = (
-        frames.shift.cumsum()[-1] if num_frames else 0.0
-    )  # one after another, as `log.best_path` adds them
+    # One after another, as `log.best_path` adds them.
+    shift = frames.shift.cumsum()[-1] if num_frames else 0.0
     return score[:count][order] + shift, arcs[:count][order]
 
 
@@ -241,7 +240,7 @@ def _is_before(part: Any, parts: Any, k: int, columns: Any) -> bool:
 
 def sample_paths(table: TransitionTable, scores: Scores, leaky: float, uniforms: Floats) -> Drawn:
     """Arcs, states and jumps of paths drawn with these uniform numbers; see `reference_paths.sample_paths`."""
-    frames = _frames(table, scores)
+    frames = active_scores(table, scores)
     num_frames, num_states = len(scores), table.num_states
     inner, leaks = np.empty((num_frames + 1, num_states)), np.empty(num_frames + 1)
     rows = log_table(table)

@@ -535,9 +535,8 @@ def _lanes(device: Device, part: SubBatch, kind: int, leaky: float) -> int:
 
     def chosen() -> int:
         types = "float32", "float32"  # which `forward` never sees
-        kernel = kernels_of(
-            plan, part.form, kind, plan.max_lanes, leaky > 0.0, *types
-        ).forward  # the most registers
+        # `forward` takes the most registers.
+        kernel = kernels_of(plan, part.form, kind, plan.max_lanes, leaky > 0.0, *types).forward
         return lanes_for(
             plan, size, lambda lanes: device.at_once(kernel, plan.threads, part.shared_bytes(kind, lanes))
         )

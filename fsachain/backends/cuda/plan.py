@@ -266,9 +266,8 @@ def plan_shared(table: TransitionTable, limits: Limits, kind: int, arc: int) -> 
                 best = tables
             if best and best.plan.max_lanes >= wanted:
                 return best
-            if (
-                not plan.tiles
-            ):  # else chunks of twins, which are not all full, may be what leaves too little room
+            # With tiles, chunks of twins, which are not all full, may be what leaves too little room.
+            if not plan.tiles:
                 break
     if best is None and alphas <= limits.shared_bytes:
         plan, layout = _on_chip(table, clusters[-1], TILES)

@@ -96,23 +96,20 @@ def _run(
         a = np.asarray(accuracy[n, frames][:, table.active_pdfs], dtype=np.float64)
         if not np.isfinite(a).all():
             mean[n], ok[n] = np.nan, False
-        elif ok[n]:
-            found[n] = _one(table, reference._frames(table, scores[n, frames]).scores, a, leaky)
+        elif (one := reference.trellis(table, scores[n, frames], leaky)) is not None:
+            found[n] = _one(table, one, a, leaky)
             mean[n] = found[n].mean
     return (log_z, mean, ok), found
 
 
-def _one(table: TransitionTable, frames: Array, accuracy: Array, leaky: float) -> _One:
-    alpha = reference._alphas(table, frames, leaky)
-    log_z = log_sum(alpha[-1] + table.final_log_prob)
-    beta = reference._betas(table, frames, leaky, log_z)
-    so_far = _so_far(table, frames, accuracy, leaky, alpha)
-    to_come = _to_come(table, frames, accuracy, leaky, beta, log_z)
+def _one(table: TransitionTable, one: reference.Trellis, accuracy: Array, leaky: float) -> _One:
+    so_far = _so_far(table, one.scores, accuracy, leaky, one.alpha)
+    to_come = _to_come(table, one.scores, accuracy, leaky, one.beta, one.log_z)
     view = table.by_src
-    terms = alpha[:-1][:, view.src] + view.log_prob + frames[:, view.column] + beta[1:][:, view.dst]  # (6)
     of_arc = so_far[:-1][:, view.src] + accuracy[:, view.column] + to_come[1:][:, view.dst]  # (M5)
-    mean = _mean(so_far[-1], alpha[-1] + table.final_log_prob)  # (M3)
-    return _One(mean, np.exp(terms), of_arc)
+    mean = _mean(so_far[-1], one.alpha[-1] + table.final_log_prob)  # (M3)
+    gamma = np.exp([reference.log_gamma(table, one, t) for t in range(len(of_arc))])
+    return _One(mean, gamma.reshape(of_arc.shape), of_arc)
 
 
 def _so_far(table: TransitionTable, frames: Array, accuracy: Array, leaky: float, alpha: Array) -> Array:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.reference.sums import Scores, _alphas, _before_leak, _betas, _frames, _log_z
+from fsachain.backends.reference.sums import Scores, active_scores, before_leak, trellis
 from fsachain.fsa import Ints
 from fsachain.openfst import Transducer
 from fsachain.recursion import Array
@@ -22,7 +22,7 @@ def n_best(table: TransitionTable, scores: Scores, n: int) -> tuple[Array, Ints]
 
     Among equals the sequence with the lower pdf at the first frame where they differ comes first.
     """
-    frames = _frames(table, scores)
+    frames = active_scores(table, scores)
     if not frames.legal:
         return np.full(1, np.nan), np.empty((0, len(scores)), dtype=np.int32)
     ahead = _viterbi_ahead(table, frames.scores)
@@ -95,26 +95,24 @@ def sample_paths(table: TransitionTable, scores: Scores, leaky: float, uniforms:
     uniforms [M, 2 T + 2] in [0, 1): of each path one number for the initial state, then for each t one for the leak and one
     for the arc.
     """
-    frames = _frames(table, scores)
-    log_z = _log_z(table, _alphas(table, frames.scores, leaky)) if frames.legal else -np.inf
-    if np.isneginf(log_z):
+    found = trellis(table, scores, leaky)
+    if found is None:
         return no_paths(0, len(scores))
-    beta = _betas(table, frames.scores, leaky, log_z)
+    frames, beta = found.scores, found.beta
     log_c = np.log(leaky) if leaky > 0.0 else -np.inf
     arcs, states, jumps = no_paths(len(uniforms), len(scores))
     view = table.by_src
     for m, uniform in enumerate(uniforms):
         state = _draw(table.initial_log_prob + beta[0], uniform[0])  # (16)
         for t in range(len(scores) + 1):
-            inner = _before_leak(table, frames.scores, beta, t, log_z)
-            drawn = _draw(
-                np.append(inner[state], log_c + table.leak_target + inner), uniform[1 + 2 * t]
-            )  # (17)
+            inner = before_leak(table, frames, beta, t, found.log_z)
+            # (17)
+            drawn = _draw(np.append(inner[state], log_c + table.leak_target + inner), uniform[1 + 2 * t])
             jumps[m, t] = drawn > 0
             state = states[m, t] = drawn - 1 if drawn > 0 else state
             if t < len(scores):
                 row = slice(view.offsets[state], view.offsets[state + 1])
-                onward = view.log_prob[row] + frames.scores[t][view.column[row]] + beta[t + 1][view.dst[row]]
+                onward = view.log_prob[row] + frames[t][view.column[row]] + beta[t + 1][view.dst[row]]
                 taken = view.offsets[state] + _draw(onward, uniform[2 + 2 * t])  # (18)
                 arcs[m, t], state = view.arc[taken], int(view.dst[taken])
     return arcs, states, jumps

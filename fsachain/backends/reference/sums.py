@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ Scores = npt.NDArray[np.floating]
 
 
 @dataclass(frozen=True)
-class _Frames:
+class ActiveScores:
     """One sequence's scores on the active pdfs [T, K], shifted by `shift` [T]; `legal` is False for NaN or +inf."""
 
     scores: Array
@@ -30,13 +31,13 @@ class _Frames:
     legal: bool
 
 
-def _frames(table: TransitionTable, scores: Scores) -> _Frames:
+def active_scores(table: TransitionTable, scores: Scores) -> ActiveScores:
     active = np.asarray(scores[:, table.active_pdfs], dtype=np.float64)
     legal = not bool((np.isnan(active) | (active == np.inf)).any())
     shift = active.max(axis=1, initial=-np.inf)
     shift = np.where(np.isneginf(shift), 0.0, shift)
     with np.errstate(invalid="ignore"):  # +inf - +inf, in a sequence that is not legal
-        return _Frames(active - shift[:, None], shift, legal)
+        return ActiveScores(active - shift[:, None], shift, legal)
 
 
 def _leak(x: Array, log_leak: float, target: Array) -> Array:
@@ -65,12 +66,12 @@ def _betas(table: TransitionTable, frames: Array, leaky: float, log_z: float) ->
     init = table.leak_target
     beta = np.empty((len(frames) + 1, table.num_states))
     for t in range(len(frames), -1, -1):
-        inner = _before_leak(table, frames, beta, t, log_z)
+        inner = before_leak(table, frames, beta, t, log_z)
         beta[t] = _leak(inner, log_c + log_sum(init + inner), np.zeros(table.num_states))  # (5)
     return beta
 
 
-def _before_leak(table: TransitionTable, frames: Array, beta: Array, t: int, log_z: float) -> Array:
+def before_leak(table: TransitionTable, frames: Array, beta: Array, t: int, log_z: float) -> Array:
     """beta'(t, i) of (5), float64 [S], from the later rows of beta."""
     if t == len(frames):
         return table.final_log_prob - log_z
@@ -83,11 +84,39 @@ def _log_z(table: TransitionTable, alpha: Array) -> float:
     return log_sum(alpha[-1] + table.final_log_prob)  # (4), without the shifts
 
 
+class Trellis(NamedTuple):
+    """(1)-(5) of one sequence: its shifted scores [T, K], alpha' and beta [T + 1, S], and log Z without the shifts."""
+
+    scores: Array
+    alpha: Array
+    beta: Array
+    log_z: float
+
+
+def trellis(table: TransitionTable, scores: Scores, leaky: float) -> Trellis | None:
+    """None for an impossible sequence."""
+    frames = active_scores(table, scores)
+    if not frames.legal:
+        return None
+    alpha = _alphas(table, frames.scores, leaky)
+    log_z = _log_z(table, alpha)
+    if np.isneginf(log_z):
+        return None
+    return Trellis(frames.scores, alpha, _betas(table, frames.scores, leaky, log_z), log_z)
+
+
+def log_gamma(table: TransitionTable, found: Trellis, t: int) -> Array:
+    """The log of (6) for the arcs [A] of `table.by_src`."""
+    view = table.by_src
+    before, after = found.alpha[t][view.src], found.beta[t + 1][view.dst]
+    return before + view.log_prob + found.scores[t][view.column] + after
+
+
 def log_probs(batch: TableBatch, scores: Scores, lengths: npt.NDArray[np.int64], leaky: float) -> LogProbs:
     """log Z [N] (NaN for an illegal score, -inf where no path exists) and ok [N]."""
     log_prob = np.empty(batch.size)
     for n in range(batch.size):
-        frames = _frames(batch.table(n), scores[n, : lengths[n]])
+        frames = active_scores(batch.table(n), scores[n, : lengths[n]])
         alpha = _alphas(batch.table(n), frames.scores, leaky) if frames.legal else None
         log_prob[n] = np.nan if alpha is None else _log_z(batch.table(n), alpha) + frames.shift.sum()
     return LogProbs(log_prob, np.isfinite(log_prob))
@@ -96,34 +125,22 @@ def log_probs(batch: TableBatch, scores: Scores, lengths: npt.NDArray[np.int64],
 def arc_occupancy(table: TransitionTable, scores: Scores, leaky: float) -> Array:
     """gamma(t, arc) of equation (6), float64 [T, A] in the caller's arc order; all zero for an impossible sequence."""
     result = np.zeros((len(scores), table.num_arcs))
-    frames = _frames(table, scores)
-    if not frames.legal:
+    found = trellis(table, scores, leaky)
+    if found is None:
         return result
-    alpha = _alphas(table, frames.scores, leaky)
-    log_z = _log_z(table, alpha)
-    if np.isneginf(log_z):
-        return result
-    beta = _betas(table, frames.scores, leaky, log_z)
-    view = table.by_src
     for t in range(len(scores)):
-        gamma = alpha[t][view.src] + view.log_prob + frames.scores[t][view.column] + beta[t + 1][view.dst]
-        result[t, view.arc] = np.exp(gamma)  # (6)
+        result[t, table.by_src.arc] = np.exp(log_gamma(table, found, t))
     return result
 
 
 def state_occupancy(table: TransitionTable, scores: Scores, leaky: float) -> Array:
     """Equation (14), float64 [T + 1, S]: the share of paths that are in state i before frame t; all zero if impossible."""
     result = np.zeros((len(scores) + 1, table.num_states))
-    frames = _frames(table, scores)
-    if not frames.legal:
+    found = trellis(table, scores, leaky)
+    if found is None:
         return result
-    alpha = _alphas(table, frames.scores, leaky)
-    log_z = _log_z(table, alpha)
-    if np.isneginf(log_z):
-        return result
-    beta = _betas(table, frames.scores, leaky, log_z)
-    for t in range(len(result)):
-        result[t] = np.exp(alpha[t] + _before_leak(table, frames.scores, beta, t, log_z))  # (14)
+    for t, alpha in enumerate(found.alpha):
+        result[t] = np.exp(alpha + before_leak(table, found.scores, found.beta, t, found.log_z))  # (14)
     return result
 
 
@@ -197,7 +214,7 @@ def best_paths(
 def best_path(table: TransitionTable, scores: Scores) -> tuple[float, Ints]:
     """Score and arcs [T] of the best path, equations (8) and (9); an empty array where there is none."""
     none = np.empty(0, dtype=np.int32)
-    frames = _frames(table, scores)
+    frames = active_scores(table, scores)
     if not frames.legal:
         return np.nan, none
     view = table.by_dst
