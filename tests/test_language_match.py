@@ -14,7 +14,7 @@ from fsachain.cli.lang import load_lang
 from fsachain.cli.model import AcousticModel
 from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
-from fsachain.graph.lexicon import Lexicon, name_difference
+from fsachain.graph.lexicon import Lexicon, phone_difference
 from fsachain.graph.numerator import build_numerator, load_numerators, save_numerators
 from fsachain.graph.topology import Topology
 from fsachain.train.checkpoint import load_tensors, save_tensors
@@ -140,7 +140,7 @@ NAMES = st.lists(st.sampled_from("abcd"), max_size=5)
 
 @given(one=NAMES, other=NAMES)
 def test_lists_of_names_differ_at_the_place_that_is_named(one: list[str], other: list[str]) -> None:
-    told = name_difference(one, other, "phone", ("A", "B"))
+    told = phone_difference(one, other, ("A", "B"))
     assert (told is None) == (one == other)
     if told is not None:
         number = int(told.split()[1])

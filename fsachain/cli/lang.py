@@ -19,7 +19,7 @@ from fsachain.fsa import Fsa
 from fsachain.graph import grammar
 from fsachain.graph.context import BiphoneCounts, ContextTree
 from fsachain.graph.denominator import free_denominator
-from fsachain.graph.lexicon import Lexicon, lm_phones, name_difference
+from fsachain.graph.lexicon import Lexicon, lm_phones, phone_difference
 from fsachain.graph.numerator import made_with
 from fsachain.graph.patterns import phone_model_of_words
 from fsachain.graph.phone_lm import estimate_phone_lm
@@ -130,7 +130,7 @@ def check_origin(lang: Lang | None, origin: Any, path: Path) -> None:
         note(f"warning: {path} does not say what it was made with: not checked against {lang.name}")
         return
     mine = made_with(lang.lexicon, lang.tree)
-    told = name_difference(origin["phones"], mine["phones"], "phone", ("the file", lang.name))
+    told = phone_difference(origin["phones"], mine["phones"], ("the file", lang.name))
     for part, meaning in (("tree", "the tree"), ("lexicon", "words, pronunciations or silence")):
         if told is None and origin.get(part) != mine[part]:
             told = f"{meaning} of {lang.name} are others"
@@ -273,7 +273,7 @@ def write_phone_lm(out: Path, fsa: Fsa, phones: Sequence[str]) -> str:
 def check_phone_names(lang: Lang, path: Path) -> None:
     """The phones of an OpenFst file must be those of the language folder, as far as it names them."""
     named = read_input_symbols(path)[1:]
-    difference = name_difference(named, lang.lexicon.phones, "phone", (str(path), lang.name))
+    difference = phone_difference(named, lang.lexicon.phones, (str(path), lang.name))
     if named and difference is not None:
         raise DataError(f"{path}: made with another language folder: {difference}; make it anew")
 

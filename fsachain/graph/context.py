@@ -22,7 +22,7 @@ import numpy as np
 from fsachain.errors import GraphError, brief, counted
 from fsachain.files import parse_json, replacing
 from fsachain.graph.archive import Arrays, numbers, offsets, read_archive, unique_names
-from fsachain.graph.lexicon import name_difference
+from fsachain.graph.lexicon import phone_difference
 from fsachain.graph.topology import Topology
 
 NPZ_FORMAT = "fsachain-context-tree-2"
@@ -433,7 +433,7 @@ class ContextTree:
         if self.equals(other):
             return None
         one, two = where
-        phones = name_difference(self.phones, other.phones, "phone", where)
+        phones = phone_difference(self.phones, other.phones, where)
         if phones is not None:
             return phones
         for what, ours, theirs in (

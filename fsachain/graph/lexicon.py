@@ -465,20 +465,17 @@ def _numbered(
     return tuple(ways), phones, pronunciations
 
 
-def name_difference(
-    names: Sequence[str], others: Sequence[str], what: str, where: tuple[str, str]
-) -> str | None:
-    """Where two lists of names part: "phone 3 is 'EH' in the lexicon, 'IH' in the tree"; None where they are equal."""
+def phone_difference(names: Sequence[str], others: Sequence[str], where: tuple[str, str]) -> str | None:
+    """Where two lists of phones part: "phone 3 is 'EH' in the lexicon, 'IH' in the tree"; None where they are equal."""
     for number, (name, other) in enumerate(zip(names, others, strict=False), 1):
         if name != other:
-            return f"{what} {number} is {name!r:.80} in {where[0]}, {other!r:.80} in {where[1]}"
+            return f"phone {number} is {name!r:.80} in {where[0]}, {other!r:.80} in {where[1]}"
     number, shorter = min(len(names), len(others)), len(names) < len(others)
     if len(names) == len(others):
         return None
     longer, ends = (where[1], where[0]) if shorter else where
-    return (
-        f"{what} {number + 1} is {[*names, *others[number:]][number]!r:.80} in {longer}, {ends} has {number}"
-    )
+    first = [*names, *others[number:]][number]
+    return f"phone {number + 1} is {first!r:.80} in {longer}, {ends} has {number}"
 
 
 def read_phones(path: str | os.PathLike[str]) -> list[str]:

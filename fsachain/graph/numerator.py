@@ -43,7 +43,7 @@ from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import coarse, merge_down
 from fsachain.graph.expand import expand_arcs
 from fsachain.graph.forgive import Forgiveness, check_forgiveness
-from fsachain.graph.lexicon import Lexicon, name_difference
+from fsachain.graph.lexicon import Lexicon, phone_difference
 from fsachain.graph.spelling import (
     NO_WORD,
     ForgivingTranscript,
@@ -345,7 +345,7 @@ def told_floored(count: int) -> str:
 
 def check_phones(lexicon: Lexicon, tree: ContextTree) -> None:
     """Lexicon and tree must number the same phones: a GraphError names the first that differs."""
-    difference = name_difference(lexicon.phones, tree.phones, "phone", ("the lexicon", "the tree"))
+    difference = phone_difference(lexicon.phones, tree.phones, ("the lexicon", "the tree"))
     if difference is not None:
         raise GraphError(f"{difference}: expected the same phones in both")
 

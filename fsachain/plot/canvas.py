@@ -32,6 +32,7 @@ MARKERS = ("o", "s", "^", "D", "v", "x")
 SUFFIXES = ("png", "svg", "pdf", "webp")
 FIGURE_WIDTH = 8.0  # inches: 800 pixels at the resolution of a screen
 MAX_TICKS = 40
+LONGEST_NAME = 24  # letters beside an axis
 _LONGEST_TITLE = 1000  # characters: an utterance of a minute
 _CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
@@ -129,9 +130,9 @@ def matrix(values: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
     return array
 
 
-def name_ticks(axes: Axes, names: Iterable[str], limit: int = MAX_TICKS, longest: int = 24) -> None:
+def name_ticks(axes: Axes, names: Iterable[str], limit: int = MAX_TICKS) -> None:
     """Names at 0, 1, 2, ... of the vertical axis; of many every second or third one."""
-    labels = [name if len(name) <= longest else name[: longest - 1] + "…" for name in names]
+    labels = [shortened(name, LONGEST_NAME) for name in names]
     shown = range(0, len(labels), max(1, -(-len(labels) // limit)))
     axes.set_yticks(shown, [labels[position] for position in shown], fontsize=8)
 
@@ -149,5 +150,5 @@ def headline(figure: Figure, title: str) -> None:
     figure.suptitle("\n".join(lines), fontsize=10)
 
 
-def shortened(text: str, limit: int = 90) -> str:
+def shortened(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"

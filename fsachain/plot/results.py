@@ -15,6 +15,7 @@ from fsachain.errors import ConfigError, DataError, ShapeError, brief
 from fsachain.plot.canvas import (
     COLOURS,
     DASHES,
+    LONGEST_NAME,
     MARKERS,
     headline,
     matrix,
@@ -244,7 +245,7 @@ def _draw_bars(axes: Axes, head: str, bars: Sequence[_Bar], *, sideways: bool) -
             text = f"{end:.1f} %\n{counts.num_utterances} utt."
             axes.annotate(text, (place, end), (0, 3), ha="center", **near)
     if sideways:
-        axes.set_yticks(places, [shortened(name, 24) for name, _ in bars], fontsize=8)
+        axes.set_yticks(places, [shortened(name, LONGEST_NAME) for name, _ in bars], fontsize=8)
         axes.set_ylim(len(bars) - 0.4, -0.6)
         axes.set_xlim(0.0, max(float(ends.max()) * 1.25, 1.0))
         axes.set_xlabel("errors per hundred words (%)", fontsize=9)

@@ -520,14 +520,14 @@ def data_uri(content: bytes, media_type: str) -> str:
     return f"data:{media_type};base64,{base64.b64encode(content).decode('ascii')}"
 
 
-def drawing(figure: Figure, alt: str, caption: str = "") -> Picture:
+def drawing(figure: Figure, alt: str) -> Picture:
     """The figure as SVG, sharp at every size."""
-    return Picture(data_uri(figure_svg(figure).encode(), PICTURE_TYPES[".svg"]), alt, caption)
+    return Picture(data_uri(figure_svg(figure).encode(), PICTURE_TYPES[".svg"]), alt)
 
 
-def bitmap(figure: Figure, alt: str, caption: str = "", *, dpi: int = 110) -> Picture:
+def bitmap(figure: Figure, alt: str, caption: str) -> Picture:
     """The figure as lossy WebP, for heat maps: a fifth of a PNG's bytes."""
-    return Picture(data_uri(rendered(figure, "webp", dpi), PICTURE_TYPES[".webp"]), alt, caption)
+    return Picture(data_uri(rendered(figure, "webp", 110), PICTURE_TYPES[".webp"]), alt, caption)
 
 
 def picture_file(path: Path) -> Picture:
