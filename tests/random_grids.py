@@ -4,9 +4,8 @@ import numpy as np
 
 from fsachain.grid import FREE, MODIFIED, REGULAR, GridArc, GridBatch, dense_boxes, grid_sizes
 
-DURATIONS = tuple(
-    [GridArc(d, 0, 0) for d in (1, 2, 4)] + [GridArc(d, 1, 1) for d in (0, 1, 2, 4)]
-)  # of a token-and-duration transducer
+# Of a token-and-duration transducer.
+DURATIONS = tuple([GridArc(d, 0, 0) for d in (1, 2, 4)] + [GridArc(d, 1, 1) for d in (0, 1, 2, 4)])
 MULTI_BLANK = (*REGULAR, GridArc(2, 0, 0), GridArc(3, 0, 0))
 TOPOLOGIES = {"regular": REGULAR, "modified": MODIFIED, "free": FREE}
 TOPOLOGIES |= {"durations": DURATIONS, "multi-blank": MULTI_BLANK}

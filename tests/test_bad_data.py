@@ -84,9 +84,8 @@ def test_usable_utterances_are_done_the_others_listed_and_the_status_says_so(fsa
     faults = [json.loads(line) for line in listed.read_text().splitlines()]
     found = {fault["id"]: fault["kind"] for fault in faults}
     assert found == ({"u5": "no recording"} if name in TABLES_ALONE else BROKEN)
-    assert (
-        len([line for line in err.splitlines() if "so far" not in line]) == 1
-    )  # kernels may be compiled, for minutes
+    # Kernels may be compiled, for minutes.
+    assert len([line for line in err.splitlines() if "so far" not in line]) == 1
     assert f"done, but {counted(len(faults), 'utterance')} left out" in err
     for identity, kind in found.items():
         assert identity in out

@@ -132,10 +132,8 @@ def test_archives_of_fsts_in_all_the_forms_kaldi_writes(case, tmp_path):
         alone = read_fst(open_file(case / f"sup/{key}.graph.fst"))
         assert np.array_equal(graph.dst, alone.dst) and np.array_equal(graph.log_prob, alone.log_prob)
     lines = []
-    for (
-        key,
-        graph,
-    ) in graphs.items():  # Kaldi's text form: the key, then a line for each arc, then an empty line
+    # Kaldi's text form: the key, then a line for each arc, then an empty line.
+    for key, graph in graphs.items():
         lines.append(f"{key} ")
         columns = (graph.src, graph.dst, graph.ilabel, graph.olabel, -graph.log_prob)
         lines += ["\t".join(map(str, row)) for row in zip(*(c.tolist() for c in columns), strict=True)]

@@ -172,10 +172,8 @@ def test_the_gradient_in_place_has_the_same_bits_and_the_logits_memory(packed):
 
 
 def test_zero_infinity_counts_an_impossible_sequence_as_nothing_and_hides_no_nan():
-    logits, frames = (
-        make_logits(dtype=torch.float32).detach(),
-        [9, 4, 7, 4],
-    )  # for five labels of a frame each
+    logits = make_logits(dtype=torch.float32).detach()
+    frames = [9, 4, 7, 4]  # the last for five labels of a frame each
     options = {"rnnt_type": "modified", "reduction": "sum", "zero_infinity": True}
     call = make_targets(), frames, LABELS, BLANK
     close(rnnt_loss(logits, *call, **options), run(logits, rnnt_type="modified")[[0, 2, 3]].sum())

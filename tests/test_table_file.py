@@ -67,9 +67,8 @@ def test_indices_that_point_out_of_the_table_are_refused_whatever_the_checksum(t
     path = tmp_path / "t.tables"
     write_tables(path, {"a": compile_table(Fsa(2, [0], [1], [0], [0.0], [-np.inf, 0.0]))})
     data = bytearray(path.read_bytes())
-    place = (
-        data.index(np.array([0, 0, 1], "<i8").tobytes()) + 24 + 8
-    )  # dst of the one arc, behind offsets and src
+    # Dst of the one arc, behind offsets and src.
+    place = data.index(np.array([0, 0, 1], "<i8").tobytes()) + 24 + 8
     assert data[place] == 1
     data[place] = 2
     index = len(data) - int.from_bytes(data[32:40], "little")

@@ -170,9 +170,8 @@ def test_the_table_counts_by_kind_and_cannot_change_the_terminal():
     table = fault_table(faults, shown=2)
     assert "8  missing file" in table
     assert "and 6 more" in table
-    assert (
-        "u0, u1: is not there" in table and "a, b: has no numerator" in table
-    )  # said once, without the names again
+    # Said once, without the names again.
+    assert "u0, u1: is not there" in table and "a, b: has no numerator" in table
     assert told_left_out(faults[-1:]).startswith("1 utterance is left out:\n")
     assert table.index("no recording") < table.index("missing file")
     assert "\x1b" not in table

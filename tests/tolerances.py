@@ -73,7 +73,6 @@ NETWORK_FLOAT32 = 1e-5
 NETWORK_BFLOAT16 = 0.05  # outputs under autocast, a few layers of 8-bit roundings, relative to the largest
 ORTHONORMAL = 1e-4  # entries of M M^T after convergence, relative to its diagonal
 DELAY_MS = 30.0  # one output frame: how far aligned words may be from where a delay of the audio puts them
-TIME_ROUNDING = 1e-6  # seconds; times in CTM files are sums of decimals in binary
 
 
 def log_prob_tolerance(log_prob):

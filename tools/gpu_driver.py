@@ -208,9 +208,8 @@ def loss_check(
         of_type = given if backend == "auto" else torch.float64
         own = [x.detach().to(given).to(where, of_type).requires_grad_() for x in inputs]
         home_of = arrays.home_of if backend == "auto" else _HOME_OF
-        with patch.object(
-            arrays, "home_of", home_of
-        ):  # the reference is on the host, whatever that pretends to be
+        # The reference is on the host, whatever that pretends to be.
+        with patch.object(arrays, "home_of", home_of):
             values = loss(*own, backend=backend)
             values.sum().backward()
         found.append([values, *(x.grad for x in own)])

@@ -162,9 +162,8 @@ def train_model(
         _claim_folder(experiment, lang, denominator, out)
     if dev is not None:
         words = train.data.transcripts
-        for (
-            one
-        ) in dev.data:  # tables go by id: one of two different utterances of one id would get the other's
+        # Tables go by id: one of two different utterances of one id would get the other's.
+        for one in dev.data:
             if words.get(one.id, one.words) != one.words:
                 raise DataError(
                     f"utterance {one.id!r} is in the training and the development set with different words; "

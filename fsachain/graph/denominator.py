@@ -81,9 +81,8 @@ def _visits(fsa: Fsa) -> Floats | None:
         change, visits = following - visits, following
         if np.all(np.abs(change) <= 1e-13 * visits):
             break
-        if (
-            step % STEPS_OF_SERIES == 0
-        ):  # soon all changes shrink by the same share: add the rest of that series
+        # Soon all changes shrink by the same share: add the rest of that series.
+        if step % STEPS_OF_SERIES == 0:
             share = np.abs(change).sum() / before
             visits = visits + change * (share / (1.0 - share))
     return visits if np.all(np.isfinite(visits) & (visits > 0)) else None

@@ -121,9 +121,8 @@ def make_shards(
         for number, first in enumerate(range(0, len(transcripts), shard_size))
     }
     for path in folder.glob(f"*{SUFFIX}*"):
-        if (
-            path not in shards
-        ):  # of an earlier run with more utterances, or half written by one that was killed
+        # Others are of an earlier run with more utterances, or half written by one that was killed.
+        if path not in shards:
             path.unlink()
     prints = {
         path: hashlib.sha256(json.dumps([origin, list(part)]).encode()).hexdigest()

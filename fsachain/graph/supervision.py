@@ -440,9 +440,8 @@ def _of_arrays(arrays: Arrays) -> dict[str, list[list[Chunk]]]:
     what = "num_copies and num_chunks"
     if min(num_chunks.min(initial=0), num_copies.min(initial=0)) < 0:
         raise ValueError(f"{what} do not share out the chunks: one is negative")
-    if np.multiply(num_copies, num_chunks, dtype=np.float64).max(initial=0) > len(
-        names
-    ):  # int64 would wrap around
+    # In float64: int64 would wrap around.
+    if np.multiply(num_copies, num_chunks, dtype=np.float64).max(initial=0) > len(names):
         raise ValueError(f"{what} do not share out the {len(names)} chunks")
     first_chunk = offsets(num_copies * num_chunks, len(names), what).tolist()
     spans = zip(

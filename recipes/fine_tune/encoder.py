@@ -32,10 +32,8 @@ class DilatedEncoder(nn.Module):
         """`dilations`: of each layer, how far its neighbouring frames are away, in output frames."""
         super().__init__()
         self.num_features, self.num_pdfs = num_features, num_pdfs
-        self.subsampling, self.time_offset = (
-            3,
-            1,
-        )  # the first convolution is centred on the second of three frames
+        # The first convolution is centred on the second of three frames.
+        self.subsampling, self.time_offset = 3, 1
         around = self.subsampling * sum(dilations) + 1
         self.context = (around, around)
         self.encoder = nn.ModuleList(

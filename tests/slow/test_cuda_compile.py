@@ -36,9 +36,8 @@ def test_variants_compile_and_spill_nothing(monkeypatch):
     """What `make gpu-report` compares with the default, for the GPU that has all of it."""
 
     def kernels():
-        monkeypatch.setattr(
-            cuda_configurations, "_denominator", cache(make_denominator)
-        )  # plans stay with tables
+        # Plans stay with tables.
+        monkeypatch.setattr(cuda_configurations, "_denominator", cache(make_denominator))
         return set(main_kernels(GPUS[90]))
 
     make_denominator = cuda_configurations._denominator.__wrapped__
@@ -47,9 +46,8 @@ def test_variants_compile_and_spill_nothing(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(cuda_plan, attribute, value)
             own = kernels() - usual
-        assert own or attribute in ("SPREAD", "METADATA_ON_CHIP"), (
-            name
-        )  # which change data, or smaller graphs
+        # These two change data, or smaller graphs.
+        assert own or attribute in ("SPREAD", "METADATA_ON_CHIP"), name
         others |= own
     spilled = [entry for entry in cuda_compile.compile_kernels(others, 90) if entry.spill_bytes]
     assert not spilled, cuda_compile.table(spilled)

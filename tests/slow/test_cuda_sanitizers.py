@@ -169,9 +169,8 @@ def test_the_case_is_what_it_is_made_for(name):
         assert {dict(n.kernel.defines)[macro] for n in launches if n.kernel.name == "backward"} == values
     alone = {n.kernel.cluster == 1 and n.grid[0] == 1 for n in launches if n.kernel.name == "forward"}
     assert CASES[name].is_own or False in alone
-    if (
-        "turns" in name
-    ):  # five groups of a sequence each, on two clusters; pieces of the row of their frames cut the second
+    # Five groups of a sequence each, on two clusters; pieces of the row of their frames cut the second.
+    if "turns" in name:
         plain = [
             n
             for n in launches

@@ -205,6 +205,5 @@ def test_every_command_ends_in_an_example_that_runs(world, capsys):
     for name, command in examples():
         if name not in order and name != "warmup":
             arguments = found[name][len(name.split()) :]
-            command.make_parser(click.Context(command)).parse_args(
-                arguments
-            )  # knows the options and takes so many
+            # The parser knows the options and takes so many arguments.
+            command.make_parser(click.Context(command)).parse_args(arguments)

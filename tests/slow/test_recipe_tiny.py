@@ -85,9 +85,8 @@ def test_report_shows_utterances_with_recordings_and_lattices_and_what_each_stag
     assert pictured >= 1
     # The denominator of so little text lacks some of the phone sequences of the others.
     assert page.count('alt="Spectrogram') == pictured + page.count("Without a lattice")
-    assert page.count('class="note"') == page.count(
-        "Without a lattice"
-    )  # nothing is missing or could not be made
+    # Nothing is missing or could not be made.
+    assert page.count('class="note"') == page.count("Without a lattice")
     stages = read_stages(exp / "stages.jsonl").stages
     assert [stage.name for stage in stages] == [*FIRST_PASS, "train", "decode", "align", "report"]
     assert all(stage.peak_rss > 1e7 and stage.seconds > 0 for stage in stages)

@@ -109,9 +109,8 @@ def test_page_opens_silently_and_fits_the_screen(browser, reports, kind, width, 
     assert page.evaluate("document.documentElement.scrollWidth") <= WIDTHS[width]
     assert page.evaluate(BEYOND) == []
     images = page.locator("img")
-    images.evaluate_all(
-        "all => Promise.all(all.map(one => one.decode()))"
-    )  # fails for one that is no picture
+    # It fails for one that is no picture.
+    images.evaluate_all("all => Promise.all(all.map(one => one.decode()))")
     assert images.count() == {"plain": 6, "hostile": 6, "half": 1}[kind]
     colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
     shades = [int(part) for part in colour.removeprefix("rgb(").removesuffix(")").split(",")]

@@ -198,16 +198,10 @@ def ctc(work: Workloads, sizes: Sizes) -> Table:
 # Targets and transcripts that may be wrong, beside plain ones.
 
 CTC_SHAPES = (200, 32, 30), (400, 500, 50)  # frames, classes, labels
-ORDERS = (
-    (2, 0, 2),
-    (4, 1000, 3),
-)  # n-grams of phones: order, states more than those of order - 1, least order that is whole
-SENTENCES, WORDS, FEW, MANY = (
-    2500,
-    7,
-    16,
-    90,
-)  # of digits: texts, their longest; sequences and frames that are timed
+# N-grams of phones: order, states more than those of order - 1, least order that is whole.
+ORDERS = ((2, 0, 2), (4, 1000, 3))
+# Of digits: texts, their longest; sequences and frames that are timed.
+SENTENCES, WORDS, FEW, MANY = 2500, 7, 16, 90
 
 
 def forgiving(work: Workloads, sizes: Sizes) -> Table:

@@ -97,9 +97,8 @@ class Row:
     times: Times | None = None
     evaluations: int = 0  # arcs x frames x sequences; 0 where arcs are not the measure
     comparisons: tuple[Comparison, ...] = ()  # with other jobs of the same rounds
-    figures: dict[str, float] = field(
-        default_factory=dict
-    )  # what else was measured; the names have the units
+    # What else was measured; the names have the units.
+    figures: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         taken = per_arc = ""

@@ -14,9 +14,8 @@ from fsachain.fsa import Fsa
 from tools.golden.rows import graph_fsa
 
 ROOT = Path(__file__).resolve().parents[2]
-CARRIED = (
-    ROOT / "build" / "gpu"
-)  # what `tools.gpu_pack` makes for a machine that has nothing but this checkout
+# What `tools.gpu_pack` makes for a machine that has nothing but this checkout.
+CARRIED = ROOT / "build" / "gpu"
 SHARED = next((s for s in (ROOT.parent / "shared", CARRIED / "shared") if s.is_dir()), CARRIED / "shared")
 GRAPHS = SHARED / "data" / "graphs"
 LEAK = 1e-5
