@@ -150,7 +150,7 @@ def test_wrong_change_is_one_line(fsachain, built, change, message):
         ("train.optimizer.decayed=bias", "decayed: 'bias' is not one of all, weights"),
         ("train.num_epochs=0", "train.num_epochs is 0; expected at least 1"),
         ("lang.silence_prob=2", r"lang.silence_prob: 2\.0 is not in \(0, 1\)"),
-        ("decoding.search.beam=-1", "decoding.search.beam: -1.0 is not positive"),
+        ("decoding.search.beam=-1", "decoding.search.beam is -1.0; expected more than 0"),
         ("perturbation.speeds=[3]", "speed is 3.0; expected 0.5 to 2.0"),
         ("perturbation.noise=[9,5]", r"perturbation.noise is \(9.0, 5.0\); expected a lowest and a highest"),
         ("perturbation.noise=[5]", r"perturbation\.noise"),

@@ -33,7 +33,7 @@ from scipy.sparse import csgraph
 
 from fsachain.backends.cpu.paths import LiveStates
 from fsachain.decode.lattices import WordLattice
-from fsachain.errors import ConfigError, DataError, GraphError, ShapeError, counted, require
+from fsachain.errors import DataError, GraphError, ShapeError, check_range, counted, require
 from fsachain.graph.decoding import DecodingGraph
 from fsachain.graph.open_vocabulary import Piece, spelt_out
 from fsachain.kaldi.lattice import Lattice
@@ -130,11 +130,8 @@ class DecoderConfig:
     first_beam: float = 9.0
 
     def __post_init__(self) -> None:
-        for name in ("beam", "lattice_beam", "acoustic_scale", "first_beam"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not positive")
-        if self.max_active < 2:
-            raise ConfigError(f"max_active: {self.max_active!r} is less than 2")
+        check_range(self, "(0, inf]", "beam", "lattice_beam", "acoustic_scale", "first_beam")
+        check_range(self, "[2, inf)", "max_active")
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from fsachain.data.audio import Perturbation
 from fsachain.decode.lattices import as_transducer
 from fsachain.decode.tune import TuningPoint, TuningResult, check_grid, grow
 from fsachain.decode.wer import score
-from fsachain.errors import ConfigError, require
+from fsachain.errors import check_range, require
 from fsachain.graph.context import ContextTree
 from fsachain.graph.decoding import Weights
 from fsachain.graph.grammar import NgramScores
@@ -71,12 +71,9 @@ class RescoringConfig:
     def __post_init__(self) -> None:
         for speed in self.speeds:
             Perturbation(speed=speed)
-        if self.num_hypotheses < 1:
-            raise ConfigError(f"num_hypotheses: expected a positive number, got {self.num_hypotheses}")
-        if self.network_epochs < 0:
-            raise ConfigError(f"network_epochs: expected 0 or a positive number, got {self.network_epochs}")
-        if not 0 <= self.network_share <= 1:
-            raise ConfigError(f"network_share: expected a number from 0 to 1, got {self.network_share}")
+        check_range(self, "[1, inf)", "num_hypotheses")
+        check_range(self, "[0, inf)", "network_epochs")
+        check_range(self, "[0, 1]", "network_share")
         axes = {"lm_weights": self.lm_weights, "word_insertion_penalties": self.word_insertion_penalties}
         check_grid("rescoring.", **axes)
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from fsachain.backends.cpu.threads import set_num_threads
-from fsachain.errors import ConfigError, FsachainError
+from fsachain.errors import ConfigError, FsachainError, check_range
 
 TIMEOUT = 600.0  # seconds that a process waits for the others within a training
 PATIENCE = timedelta(days=30)  # for work that the first process does alone, of unknown duration
@@ -54,8 +54,7 @@ class Share:
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ConfigError(f"rank is {self.rank}; expected 0 <= rank < size, which is {self.size}")
-        if self.micro_batch < 0:
-            raise ConfigError(f"micro_batch is {self.micro_batch}; expected 0 (no limit) or more")
+        check_range(self, "[0, inf)", "micro_batch")
 
     def parts(self, bucket: Sequence[Item]) -> tuple[list[Item], ...]:
         """This process's micro-batches of a step over all of `bucket`; none if there are fewer items than processes.
