@@ -46,7 +46,7 @@ Looking
   report        report        Show an experiment as one HTML file that needs no network.
   plot          report        Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each.
   tensorboard   report        Write a training's log as TensorBoard scalars.
-  info          inspect       Describe a file: OpenFst graph, numerators, compiled tables, model, language folder or data directory.
+  info          inspect       Describe a file: OpenFst graph, numerators, compiled tables, model, word network, language folder or data directory.
   score         inspect       Compare two transcripts.
 Kaldi
   kaldi         kaldi         Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide.

@@ -138,12 +138,15 @@ as_written_option = option(
 
 
 @command(data=DATA, out=OUT)
-@lang_option
-@normalizing_option
-@floor_option
-@with_resources("jobs", "scheduler", "bad_data", "commands", beside=True)
 def num_graphs(
-    out: Path, as_written: bool = as_written_option, experiment: Experiment = config_option, **options: Any
+    data: DataDir,
+    out: Path,
+    lang: Lang = lang_option,
+    normalization: Fsa | None = normalizing_option,
+    floor: float = floor_option,
+    as_written: bool = as_written_option,
+    experiment: Experiment = config_option,
+    resources: Resources = with_resources("jobs", "scheduler", "bad_data", "commands", beside=True),
 ) -> None:
     """Build the numerator graph of every utterance.
 
@@ -155,7 +158,7 @@ def num_graphs(
     forgive = None if as_written else experiment.forgive.forgiveness()
     if forgive is not None:
         click.echo("transcripts may be wrong, by section forgive; --as-written for a development set")
-    click.echo(f"{make_numerators(out=out, forgive=forgive, **options)} -> {out}")
+    click.echo(f"{make_numerators(lang, data, out, normalization, resources, forgive, floor)} -> {out}")
 
 
 def make_numerators(

@@ -198,7 +198,7 @@ def _describe_folder(path: Path) -> str:
 @command(first=GRAPH, second=GRAPH)
 @option(COUNT, "Paths drawn from each.", "--count", default=100)
 @mean_frames_option
-@option(float, "Relative to max(1, |score|).", "--tolerance", default=1e-4)
+@option(float, "Largest difference, relative to max(1, |score|).", "--tolerance", default=1e-4)
 @semiring_option
 @seed_option
 @click.pass_context

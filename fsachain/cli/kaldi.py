@@ -74,7 +74,7 @@ def import_lang(
     model_dir: Path,
     out: Path,
     silence: str = option(str, "Phone that may stand between words.", default="SIL"),
-    silence_prob: float = option(float, "At each such place.", default=0.5),
+    silence_prob: float = option(float, "Probability of silence at each such place.", default=0.5),
     oov: str | None = option(str, "Word that stands for all that the lexicon lacks."),
     config: Path | None = option(FILE, "YAML file of the experiment, for the commands that read OUT."),
 ) -> Lang:
@@ -111,10 +111,17 @@ def import_den(den: Path, out: Path, lang: Lang = lang_option, merge: Merge = me
 
 
 @command(kaldi, "phone-lm", phones=str, out=OUT)
-@option(click.IntRange(min=2), "As in Kaldi.", "--ngram-order", default=4)
-@option(click.IntRange(min=0), "As in Kaldi.", "--num-extra-lm-states", default=1000)
-@option(COUNT, "As in Kaldi.", "--no-prune-ngram-order", default=3)
-def phone_lm(phones: str, out: Path, **options: int) -> str:
+def phone_lm(
+    phones: str,
+    out: Path,
+    ngram_order: int = option(
+        click.IntRange(min=2), "Phones of an n-gram, the predicted one included.", default=4
+    ),
+    num_extra_lm_states: int = option(
+        click.IntRange(min=0), "States kept above those of the order that is never pruned.", default=1000
+    ),
+    no_prune_ngram_order: int = option(COUNT, "N-grams up to this order are never pruned.", default=3),
+) -> str:
     """Estimate a phone language model as chain-est-phone-lm does, arc for arc.
 
     In: PHONES, an archive of phone ids by utterance, such as ali-to-phones writes.
@@ -125,7 +132,7 @@ def phone_lm(phones: str, out: Path, **options: int) -> str:
     if not sequences:
         raise DataError(f"{phones}: no sequence of phones")
     with counter("phone language model"):
-        fsa = estimate_phone_lm(sequences, **options)
+        fsa = estimate_phone_lm(sequences, ngram_order, num_extra_lm_states, no_prune_ngram_order)
     return write_phone_lm(out, fsa, ())
 
 
@@ -245,7 +252,7 @@ def decode_archive(
     model: Path,
     words: Path,
     out: Path,
-    acoustic_scale: float = option(float, "1.0 for chain models.", default=1.0),
+    acoustic_scale: float = option(float, "Factor on the outputs; 1.0 for chain models.", default=1.0),
     jobs: int = jobs_option,
 ) -> str:
     """Decode network outputs with a graph of Kaldi.
@@ -395,8 +402,8 @@ def objf(
     examples: str,
     matrices: str,
     den: Path,
-    leaky_hmm_coefficient: float = option(float, "As in training.", default=0.1),
-    l2_regularize: float = option(float, "As in training.", default=0.0),
+    leaky_hmm_coefficient: float = option(float, "Leak of the denominator, as in training.", default=0.1),
+    l2_regularize: float = option(float, "Penalty on squared outputs, as in training.", default=0.0),
     log: Path | None = option(FILE, "Log of nnet3-chain-compute-prob for these examples."),
     output_name: str = option(str, "The network's output in the log.", default="output"),
     tolerance: float = option(float, "Largest difference per frame.", default=1e-4),

@@ -136,7 +136,7 @@ merge_option = option(
     "--merge",
     default="sum",
 )
-seed_option = option(int, "Of everything that is drawn.", "--seed", default=1)
+seed_option = option(int, "Seed of everything that is drawn.", "--seed", default=1)
 search_options = together(
     option(FILE, "Word language model; without it any word of the lexicon may follow any.", "--arpa"),
     option((FILE, FILE), "The same as G.fst, and its words.txt.", "--grammar", metavar="G WORDS"),

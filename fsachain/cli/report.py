@@ -64,7 +64,7 @@ EVENT_FILE = "events.out.tfevents."  # begins the names of TensorBoard's files
 LATTICE_ARRAYS = ("logits", "targets", "logit_lengths", "target_lengths")
 ALIGNMENTS = {"words": "words.ctm", "phones": "phones.ctm"}
 
-utterance_option = option(str, "Its id.", "--utterance", required=True)
+utterance_option = option(str, "Id of the utterance.", "--utterance", required=True)
 
 
 def _beside_exp(context: click.Context, _: click.Parameter, out: Path | None) -> Path:
@@ -77,7 +77,7 @@ def report(
     out: Path,
     base: Path | None = option(FOLDER, "Folder with data, lang and graphs, if not EXP or its first pass."),
     test: Path | None = option(DATA, "Data directory that was decoded.  [default: data/test or test]"),
-    utterances: int = option(NUMBER, "Of the worst and of the best, each.", default=10),
+    utterances: int = option(NUMBER, "How many of the worst, and of the best, are shown.", default=10),
     pictured: int = option(NUMBER, "Of these, with spectrogram and lattice.", default=3),
     allow_commands: bool = commands_option,
 ) -> str:
@@ -90,11 +90,6 @@ def report(
     """
     layout = Layout.find(exp, base=base, test=test)
     model = layout.model / FINAL_MODEL
-    shown: dict[str, Any] = {
-        "num_utterances": utterances,
-        "num_pictured": pictured,
-        "allow_commands": allow_commands,
-    }
 
     def look(utterances: Sequence[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
         return occupancies(layout, AcousticModel.load(model), utterances)
@@ -104,7 +99,14 @@ def report(
     gc.set_threshold(100_000, *thresholds[1:])
     try:
         with counter("report"):
-            write_report(layout, out, look if model.is_file() else None, **shown)
+            write_report(
+                layout,
+                out,
+                look if model.is_file() else None,
+                num_utterances=utterances,
+                num_pictured=pictured,
+                allow_commands=allow_commands,
+            )
     finally:
         gc.set_threshold(*thresholds)
         gc.unfreeze()
@@ -216,7 +218,7 @@ def _save(figure: Figure, out: Path) -> str:
 def draw_occupancy(
     files: tuple[Path, ...],
     out: Path,
-    utterances: int = option(COUNT, "How many, from the first.", default=3),
+    utterances: int = option(COUNT, "How many are drawn, from the first.", default=3),
     frame_seconds: float | None = option(float, "Length of a frame, for an axis in seconds."),
 ) -> str:
     """Draw where the paths of transducer lattices go, with the best path.
@@ -281,7 +283,7 @@ def draw_trellis(
     lang: Lang = model_lang_option,
     den: Path = den_option,
     by: str = option(click.Choice(["phone", "pdf"]), "Rows.", default="phone"),
-    rows: int = option(COUNT, "At most so many.", default=40),
+    rows: int = option(COUNT, "The most rows that are drawn.", default=40),
     allow_commands: bool = commands_option,
 ) -> str:
     """Draw what numerator and denominator expect of an utterance, and the gradient.
@@ -360,7 +362,7 @@ def draw_graph(
         TRAINED["type"], "With --data: lines are as wide as the utterance uses an arc."
     ),
     data: Path | None = option(DATA, "A Kaldi data directory with the utterance."),
-    max_arcs: int = option(click.IntRange(1, 1000), "More are clipped.", default=60),
+    max_arcs: int = option(click.IntRange(1, 1000), "The most arcs that are drawn.", default=60),
     allow_commands: bool = commands_option,
 ) -> str:
     """Draw an acceptor; of a large one the most used part, with a summary of the whole.

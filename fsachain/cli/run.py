@@ -473,7 +473,7 @@ def run(
     experiment: Experiment = config_option,
     begin: str | None = option(click.Choice(NAMES), "First stage.  [default: what is not done]", "--from"),
     end: str | None = option(click.Choice(NAMES), "Last stage.  [default: report]", "--to"),
-    seed: int | None = option(int, "Of everything that is drawn; the same as --set train.seed=SEED."),
+    seed: int | None = option(int, "Seed of everything that is drawn; the same as --set train.seed=SEED."),
     workers: int = option(
         COUNT, "Threads or processes.", default=lambda: os.cpu_count() or 1, show_default="all processors"
     ),

@@ -269,7 +269,7 @@ def tie_tree(
     out: Path,
     lang: Lang = lang_option,
     num_pdfs: int = option(COUNT, "Leaves of the tree, at most.", required=True),
-    min_frames: float = option(float, "Of each side of a split.", default=100.0),
+    min_frames: float = option(float, "The fewest frames of each side of a split.", default=100.0),
     experiment: Experiment = config_option,
     resources: Resources = with_resources("cache", "workers", "bad_data", "commands"),
 ) -> str:

@@ -82,7 +82,7 @@ def _means(newest_first: Iterable[Mapping[str, torch.Tensor]]) -> Iterator[Tenso
 
 
 class Ending(NamedTuple):
-    """The checkpoints of which the final model is the mean, and the objective of each candidate, where one was chosen."""
+    """The checkpoints of which the final model is the mean, what it is in words, and the objective of each candidate."""
 
     averaged: tuple[str, ...]
     text: str
