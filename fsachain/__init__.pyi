@@ -1,4 +1,5 @@
 # The public names for type checkers: those of the table in __init__.py, which a test compares with these.
+# ruff: noqa: I001 (isort would have a statement for each name)
 __version__: str
 
 from fsachain.backends.cpu.threads import (
