@@ -1,6 +1,6 @@
 """Print our graphs beside Kaldi's: phone models, denominators, normalizations and numerators of every golden lm case.
 
-    python -m tools.golden.graphs [--shared DIR] [--paths 60]
+    python -m tools.golden.graphs [--paths 60]
 
 Each graph is made of what Kaldi had: the denominator of Kaldi's phone model, the normalization (merge="min") of Kaldi's
 denominator; numerators are normalized with this normalization of ours. Paths are drawn from both graphs; the difference
@@ -11,12 +11,11 @@ The exit status is 1 if a line is over what is allowed, 2 if there is nothing to
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from fsachain.graph.numerator import build_numerator
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.kaldi.model import read_context_tree
 from tests import tolerances
-from tools.golden.table import SHARED
+from tools import SHARED, parser_of
 
 SIZE = 1.02  # of Kaldi's states and arcs, at most, where graphs need not be equal
 SHORT = 20  # frames
@@ -80,9 +79,8 @@ def rows(folder: Path, num_paths: int = 60) -> Iterator[GraphRow]:
 
 def _phone_model(folder: Path) -> Fsa:
     command = json.loads((folder.parent / "index.json").read_text(encoding="utf-8"))[folder.name]["lm_opts"]
-    options = {
-        name.replace("-", "_"): int(value) for name, value in re.findall(r"--([a-z-]+)=(\d+)", command)
-    }
+    found = re.findall(r"--([a-z-]+)=(\d+)", command)
+    options = {name.replace("-", "_"): int(value) for name, value in found}
     lines = (folder / "phone_seqs.txt").read_text(encoding="utf-8").splitlines()
     return estimate_phone_lm([[int(phone) for phone in line.split()[1:]] for line in lines], **options)
 
@@ -118,23 +116,18 @@ def _row(
     return GraphRow(folder.name, graph, states[:2], arcs[:2], *worst, size_allowed)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--shared", type=Path, default=SHARED, help="folder with golden/")
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
     parser.add_argument("--paths", type=int, default=60, help="paths drawn from each graph")
     options = parser.parse_args(arguments)
-    found = [row for folder in cases(options.shared) for row in rows(folder, options.paths)]
+    found = [row for folder in cases(SHARED) for row in rows(folder, options.paths)]
     if not found:
-        print(f"{options.shared}: no golden values found; expected golden/kaldi/lm", file=sys.stderr)
+        print(f"{SHARED}: no golden values found; expected golden/kaldi/lm", file=sys.stderr)
         return 2
-    head = (
-        f"{'states: ours':>12} {'Kaldi':>7} {'arcs: ours':>10} {'Kaldi':>7} {'difference':>11} {'allowed':>9}"
-    )
-    print(f"{'case':18} {'graph':26} {head}")
+    head = "case", "graph", "states: ours", "Kaldi", "arcs: ours", "Kaldi", "difference", "allowed"
+    print("{:18} {:26} {:>12} {:>7} {:>10} {:>7} {:>11} {:>9}".format(*head))
     for row in found:
-        sizes = f"{row.states[0]:12} {row.states[1]:7} {row.arcs[0]:10} {row.arcs[1]:7}"
+        sizes = "{:12} {:7} {:10} {:7}".format(*row.states, *row.arcs)
         print(f"{row.case:18} {row.graph:26} {sizes} {row.difference:11.2e} {row.allowed:9.1e}")
     over = sum(not row.agrees for row in found)
     print(f"{len(found)} rows, {over} over what is allowed")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from fsachain import DenominatorGraph, GraphError, LFMMILoss, TableBatch, compile_table, forward_backward
 from fsachain.backends.dispatch import BackendName
 from tests import tolerances
-from tools.golden.rows import Case, Row, compare, kaldi_fsa
+from tools.golden.rows import Case, Compared, kaldi_fsa, log_prob_limits
 
 # Its start state is entered again, and Kaldi's offset on the arcs out of state 0 is then undone too rarely: both value
 # and derivative are wrong, and the float64 value that was stored beside them is taken.
@@ -28,11 +27,12 @@ HOT = 100.0
 
 
 def cases(shared: Path) -> list[Case]:
-    found = []
-    for kind, rows in (("num", numerator_rows), ("den", denominator_rows), ("objf", objective_rows)):
-        for path in sorted((shared / "golden" / "kaldi" / kind).glob("*.npz")):
-            found.append(Case(f"kaldi/{kind}/{path.stem}", partial(rows, path)))
-    return found
+    kinds = {"num": numerator_rows, "den": denominator_rows, "objf": objective_rows}
+    return [
+        Case(f"kaldi/{kind}/{path.stem}", path, rows)
+        for kind, rows in kinds.items()
+        for path in sorted((shared / "golden" / "kaldi" / kind).glob("*.npz"))
+    ]
 
 
 def sequences(values: Any, key: str) -> npt.NDArray[Any]:
@@ -41,26 +41,18 @@ def sequences(values: Any, key: str) -> npt.NDArray[Any]:
     return np.ascontiguousarray(values[key].reshape(frames, size, -1).transpose(1, 0, 2))
 
 
-def log_prob_limits(theirs: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The contract's bound for each log Z; 0 distance is asked of infinities."""
-    finite = np.nan_to_num(np.asarray(theirs, dtype=np.float64), neginf=0.0)
-    return np.array([tolerances.log_prob_tolerance(value) for value in np.atleast_1d(finite)])
-
-
 def derivative_limit(scores: npt.NDArray[Any]) -> float:
     """What float32 programs reach on scores of this size."""
     hot = np.abs(scores[np.isfinite(scores)]).max(initial=0.0) > HOT
     return tolerances.KALDI_DERIVATIVE_HOT if hot else tolerances.KALDI_DERIVATIVE
 
 
-def numerator_rows(path: Path, backend: BackendName) -> Iterator[Row]:
+def numerator_rows(path: Path, values: Any, backend: BackendName) -> Iterator[Compared]:
     """GenericNumeratorComputation.
 
     Kaldi gives NaN for the whole batch if one sequence has no path; ours gives -inf for that one, so that there the
     float64 values are compared and no derivative is.
     """
-    values = np.load(path)
-    case = f"kaldi/num/{path.stem}"
     scores = sequences(values, "nnet_output")
     size, num_pdfs = len(scores), scores.shape[2]
     graphs = [kaldi_fsa(values, f"fst{n}_") for n in range(size)]
@@ -70,44 +62,41 @@ def numerator_rows(path: Path, backend: BackendName) -> Iterator[Row]:
     exact = values["ref64_per_seq_loglike"]
     theirs = exact if path.stem in OFFSET_WRONG else values["per_seq_loglike"].astype(np.float64)
     theirs = np.where(np.isnan(theirs), exact, theirs)
-    yield compare(case, "log Z", result.log_prob, theirs, log_prob_limits(theirs))
-    yield compare(case, "log Z, float64 check", result.log_prob, exact, log_prob_limits(exact))
-    yield compare(case, "ok", result.ok, np.isfinite(exact), tolerances.YES_OR_NO)
+    yield "log Z", result.log_prob, theirs, log_prob_limits
+    yield "log Z, float64 check", result.log_prob, exact, log_prob_limits
+    yield "ok", result.ok, np.isfinite(exact), tolerances.YES_OR_NO
     derivative = sequences(values, "nnet_output_deriv")
     if path.stem not in OFFSET_WRONG and np.isfinite(derivative).all() and np.asarray(result.ok).all():
         ours = float(values["weight"]) * np.asarray(result.occupancy, dtype=np.float64)
-        yield compare(case, "derivative", ours, derivative, derivative_limit(scores))
+        yield "derivative", ours, derivative, derivative_limit(scores)
 
 
-def denominator_rows(path: Path, backend: BackendName) -> Iterator[Row]:
+def denominator_rows(path: Path, values: Any, backend: BackendName) -> Iterator[Compared]:
     """DenominatorComputation.
 
     Kaldi aborts on leaky coefficients 0 and 1, on very high scores and on a graph without a cycle. Ours computes the
     first three, which are compared with the oracle, and refuses the last.
     """
-    values = np.load(path)
-    case = f"kaldi/den/{path.stem}"
     scores = sequences(values, "nnet_output")
     fsa = kaldi_fsa(values, "den_")
     if path.stem in NO_CYCLE:
-        yield compare(case, "refused", float(_is_refused(fsa, scores.shape[2])), 1.0, tolerances.YES_OR_NO)
+        yield "refused", float(_is_refused(fsa, scores.shape[2])), 1.0, tolerances.YES_OR_NO
         return
     denominator = DenominatorGraph(fsa, scores.shape[2])
     batch, leaky = denominator.batch(len(scores)), float(values["leaky"])
     result = forward_backward(batch, scores, leaky_hmm_coefficient=leaky, backend=backend)
     if "initial_probs" in values:
         limit = tolerances.KALDI_INITIAL_PROBS
-        yield compare(case, "initial probs", denominator.initial_probs, values["initial_probs"], limit)
+        yield "initial probs", denominator.initial_probs, values["initial_probs"], limit
     if "per_seq_logprob" not in values:
         exact = forward_backward(batch, scores, leaky_hmm_coefficient=leaky, backend="reference")
-        limits = log_prob_limits(exact.log_prob)
-        yield compare(case, "log Z, oracle", result.log_prob, exact.log_prob, limits)
-        yield compare(case, "occupancy, oracle", result.occupancy, exact.occupancy, tolerances.OCCUPANCY)
+        yield "log Z, oracle", result.log_prob, exact.log_prob, log_prob_limits
+        yield "occupancy, oracle", result.occupancy, exact.occupancy, tolerances.OCCUPANCY
         return
     for name, key in (("log Z", "per_seq_logprob"), ("log Z, float64 check", "ref64_per_seq_logprob")):
-        yield compare(case, name, result.log_prob, values[key], log_prob_limits(values[key]))
+        yield name, result.log_prob, values[key], log_prob_limits
     ours = float(values["deriv_weight"]) * np.asarray(result.occupancy, dtype=np.float64)
-    yield compare(case, "derivative", ours, sequences(values, "nnet_output_deriv"), derivative_limit(scores))
+    yield "derivative", ours, sequences(values, "nnet_output_deriv"), derivative_limit(scores)
 
 
 def _is_refused(fsa: Any, num_pdfs: int) -> bool:
@@ -118,7 +107,7 @@ def _is_refused(fsa: Any, num_pdfs: int) -> bool:
     return False
 
 
-def objective_rows(path: Path, backend: BackendName) -> Iterator[Row]:
+def objective_rows(path: Path, values: Any, backend: BackendName) -> Iterator[Compared]:
     """ComputeChainObjfAndDeriv.
 
     Kaldi's numerator value is not multiplied by the supervision weight, its derivative is: ours weights both, and the
@@ -129,36 +118,27 @@ def objective_rows(path: Path, backend: BackendName) -> Iterator[Row]:
     """
     if backend == "reference":
         return
-    values = np.load(path)
-    case = f"kaldi/objf/{path.stem}"
     if bool(values["penalize_out_of_range_applied"]):
         raise ValueError(f"{path}: the out-of-range derivative was applied; expected files without it")
     record, output, xent = _evaluate(values, "cuda" if backend == "cuda" else "cpu")
     weight, ok = float(values["sup_weight"]), record.ok.numpy()
-    yield compare(case, "weight", record.weight, values["weight"], tolerances.KALDI_WEIGHT)
+    yield "weight", record.weight, values["weight"], tolerances.KALDI_WEIGHT
     if not ok.all():
         expected = -10.0 * weight * int(values["frames"]) * (~ok).sum()
-        yield compare(
-            case, "objf of the excluded", record.objf - record.objf_ok, expected, tolerances.FLOAT64
-        )
+        yield "objf of the excluded", record.objf - record.objf_ok, expected, tolerances.FLOAT64
         return
     objf = float(record.num_log_prob.sum() - weight * record.den_log_prob.sum())
     per_frame = tolerances.OBJF_PER_FRAME * float(values["weight"])
-    yield compare(case, "objf", objf, values["objf"], per_frame)
-    yield compare(case, "l2 term", record.l2_term, values["l2_term"], _relative(values["l2_term"]))
+    yield "objf", objf, values["objf"], per_frame
+    yield "l2 term", record.l2_term, values["l2_term"], log_prob_limits
     limit = tolerances.KALDI_DERIVATIVE
     frames = float(record.weight_ok)
     derivative = -output.grad.numpy() * frames
-    yield compare(case, "derivative", derivative, sequences(values, "nnet_output_deriv"), limit)
+    yield "derivative", derivative, sequences(values, "nnet_output_deriv"), limit
     if xent is not None:
-        limits = _relative(values["xent_objf"])
-        yield compare(case, "xent objf", record.xent_objf, values["xent_objf"], limits)
+        yield "xent objf", record.xent_objf, values["xent_objf"], log_prob_limits
         theirs = sequences(values, "xent_output_deriv_scaled")
-        yield compare(case, "xent derivative", -xent.grad.numpy() * frames, theirs, limit)
-
-
-def _relative(theirs: npt.ArrayLike) -> float:
-    return tolerances.log_prob_tolerance(float(np.asarray(theirs)))
+        yield "xent derivative", -xent.grad.numpy() * frames, theirs, limit
 
 
 def _evaluate(values: Any, device: str = "cpu") -> tuple[Any, Any, Any]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fsachain import Fsa, TableBatch, TransitionTable, best_path, compile_table, forward_backward
 from fsachain.backends.dispatch import BackendName
 from tests import tolerances
-from tools.golden.rows import Case, Row, compare, graph_files, graph_fsa
+from tools.golden.rows import Case, Compared, cost_limits, graph_fsa
 
 CLAMP = 30.0
 
@@ -23,29 +22,26 @@ def cases(shared: Path) -> list[Case]:
     """The files of golden/peers whose graphs are acceptors."""
     kinds = {
         "pychain_*": pychain_rows,
-        "k2_intersect_*": k2_rows,
-        "gtn_ctc": gtn_rows,
+        "k2_intersect_*": partial(viterbi_rows, keys=("scores_beam1e+06", "grad_beam1e+06", "tropical")),
+        "gtn_ctc": partial(viterbi_rows, keys=("scores", "grad", "viterbi_scores")),
         "torch_struct_linearchain": torch_struct_rows,
     }
-    found = []
-    for pattern, rows in kinds.items():
-        for path in sorted((shared / "golden" / "peers").glob(f"{pattern}.npz")):
-            found.append(Case(f"peers/{path.stem}", partial(rows, shared, path)))
-    return found
+    return [
+        Case(f"peers/{path.stem}", path, rows)
+        for pattern, rows in kinds.items()
+        for path in sorted((shared / "golden" / "peers").glob(f"{pattern}.npz"))
+    ]
 
 
-def cost_limits(theirs: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """The allowed relative difference, of values below one as if they were one."""
-    return tolerances.PEER_COST_RELATIVE * np.maximum(1.0, np.abs(np.asarray(theirs, dtype=np.float64)))
-
-
-def _batch(shared: Path, values: Any, num_pdfs: int) -> TableBatch:
-    if "src" in values:
-        return TableBatch.share(compile_table(graph_fsa(values), num_pdfs), len(values["x"]))
-    tables = [compile_table(graph, num_pdfs) for graph in graph_files(shared, values)]
-    return (
-        TableBatch.share(tables[0], len(values["x"])) if "graph_file" in values else TableBatch.pack(tables)
-    )
+def _batch(path: Path, values: Any, num_pdfs: int) -> TableBatch:
+    """Of the file's own graph, or of files of data/graphs; one graph is shared by all sequences."""
+    folder, size = path.parents[2] / "data" / "graphs", len(values["x"])
+    graphs = [values]
+    if "src" not in values:
+        names = np.ravel(values["graph_files" if "graph_files" in values else "graph_file"])
+        graphs = [np.load(folder / Path(str(name)).name) for name in names]
+    tables = [compile_table(graph_fsa(graph), num_pdfs) for graph in graphs]
+    return TableBatch.pack(tables) if "graph_files" in values else TableBatch.share(tables[0], size)
 
 
 def _with_ends(table: TransitionTable, values: Any) -> TransitionTable:
@@ -60,12 +56,10 @@ def _with_ends(table: TransitionTable, values: Any) -> TransitionTable:
     return table
 
 
-def pychain_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row]:
+def pychain_rows(path: Path, values: Any, backend: BackendName) -> Iterator[Compared]:
     """PyChain; it clamps scores to +-30 and passes the gradient straight through."""
-    values = np.load(path)
-    case = f"peers/{path.stem}"
     scores = values["x"]
-    batch, leaky = _batch(shared, values, scores.shape[2]), 0.0
+    batch, leaky = _batch(path, values, scores.shape[2]), 0.0
     limit = tolerances.PEER_FSA_GRADIENT
     if path.stem == "pychain_num_clamp":
         scores, limit = scores.clip(-CLAMP, CLAMP), tolerances.PEER_CLAMP_GRADIENT
@@ -74,45 +68,29 @@ def pychain_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row
         leaky = float(values["leaky_coefficient"])
     result = forward_backward(batch, scores, values["lengths"], leaky_hmm_coefficient=leaky, backend=backend)
     total = np.asarray(result.log_prob).sum()
-    yield compare(case, "log Z, sum", total, values["objf"], cost_limits(values["objf"]))
+    yield "log Z, sum", total, values["objf"], cost_limits
     for key in ("objf_per_seq", "objf_ref64_per_seq"):
         if key in values:
-            yield compare(case, f"log Z, {key}", result.log_prob, values[key], cost_limits(values[key]))
-    yield compare(case, "gradient", result.occupancy, values["grad"], limit)
+            yield f"log Z, {key}", result.log_prob, values[key], cost_limits
+    yield "gradient", result.occupancy, values["grad"], limit
 
 
-def k2_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row]:
-    """k2's intersection: exact with a beam of 1e6, and its best path."""
-    values = np.load(path)
-    case = f"peers/{path.stem}"
-    batch = _batch(shared, values, values["x"].shape[2])
-    result = forward_backward(batch, values["x"], values["lengths"], backend=backend)
-    theirs = values["scores_beam1e+06"]
-    yield compare(case, "log Z", result.log_prob, theirs, cost_limits(theirs))
-    yield compare(case, "gradient", result.occupancy, values["grad_beam1e+06"], tolerances.PEER_FSA_GRADIENT)
-    path_score = best_path(batch, values["x"], values["lengths"], backend=backend).score
-    yield compare(case, "best path", path_score, values["tropical"], cost_limits(values["tropical"]))
+def viterbi_rows(path: Path, values: Any, backend: BackendName, keys: Sequence[str]) -> Iterator[Compared]:
+    """Of k2's intersection, exact with a beam of 1e6, or GTN: log Z, gradient and best path, by the keys of theirs."""
+    batch = _batch(path, values, values["x"].shape[2])
+    given = batch, values["x"], values.get("lengths")
+    result = forward_backward(*given, backend=backend)
+    log_prob, gradient, best = (values[key] for key in keys)
+    yield "log Z", result.log_prob, log_prob, cost_limits
+    yield "gradient", result.occupancy, gradient, tolerances.PEER_FSA_GRADIENT
+    yield "best path", best_path(*given, backend=backend).score, best, cost_limits
 
 
-def gtn_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row]:
-    values = np.load(path)
-    case = f"peers/{path.stem}"
-    batch = _batch(shared, values, values["x"].shape[2])
-    result = forward_backward(batch, values["x"], backend=backend)
-    yield compare(case, "log Z", result.log_prob, values["scores"], cost_limits(values["scores"]))
-    yield compare(case, "gradient", result.occupancy, values["grad"], tolerances.PEER_FSA_GRADIENT)
-    path_score = best_path(batch, values["x"], backend=backend).score
-    theirs = values["viterbi_scores"]
-    yield compare(case, "best path", path_score, theirs, cost_limits(theirs))
-
-
-def torch_struct_rows(shared: Path, path: Path, backend: BackendName) -> Iterator[Row]:
+def torch_struct_rows(path: Path, values: Any, backend: BackendName) -> Iterator[Compared]:
     """torch-struct's linear chain as an acceptor: a state for each tag, a pdf for each (to, from), any first tag.
 
     A chain of `lengths` tags has one transition fewer.
     """
-    values = np.load(path)
-    case = f"peers/{path.stem}"
     potentials = values["log_potentials"]
     size, frames, tags, _ = potentials.shape
     to, origin = (grid.ravel() for grid in np.meshgrid(np.arange(tags), np.arange(tags), indexing="ij"))
@@ -123,9 +101,9 @@ def torch_struct_rows(shared: Path, path: Path, backend: BackendName) -> Iterato
     result = forward_backward(batch, scores, lengths, backend=backend)
     occupancy = np.asarray(result.occupancy, dtype=np.float64)
     limits = tolerances.KALDI_DERIVATIVE  # their values are float32
-    yield compare(case, "log Z", result.log_prob, values["logZ"], cost_limits(values["logZ"]))
-    yield compare(case, "marginals", occupancy.reshape(potentials.shape), values["marginals"], limits)
+    yield "log Z", result.log_prob, values["logZ"], cost_limits
+    yield "marginals", occupancy.reshape(potentials.shape), values["marginals"], limits
     path_score = best_path(batch, scores, lengths, backend=backend).score
-    yield compare(case, "best path", path_score, values["max_score"], cost_limits(values["max_score"]))
+    yield "best path", path_score, values["max_score"], cost_limits
     expected = (occupancy * scores).sum(axis=(1, 2))
-    yield compare(case, "entropy", np.asarray(result.log_prob) - expected, values["entropy"], limits)
+    yield "entropy", np.asarray(result.log_prob) - expected, values["entropy"], limits

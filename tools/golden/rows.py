@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from fsachain import Fsa
 from fsachain.backends.dispatch import BackendName
+from tests import tolerances
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,7 @@ class Row:
     quantity: str
     ours: float
     theirs: float
-    difference: (
-        float  # |ours - theirs|; 0 for equal infinities, inf where only one side is finite or a number
-    )
+    difference: float  # 0 for equal infinities, inf where only one side is finite or a number
     allowed: float  # largest difference that counts as agreement
 
     @property
@@ -38,27 +37,46 @@ class Row:
         return self.difference <= self.allowed
 
 
+# A quantity, ours and theirs, and what is allowed: a number, or of each element of theirs.
+Compared = tuple[str, npt.ArrayLike, npt.ArrayLike, "float | Callable[[Any], Any]"]
+
+
 @dataclass(frozen=True)
 class Case:
-    """Values of one file and how ours are computed; `rows(backend)` compares them."""
+    """Values of one file, and how ours are computed: by the file's path, its arrays and a backend."""
 
     name: str
-    rows: Callable[[BackendName], Iterable[Row]]
+    path: Path
+    compute: Callable[[Path, Any, BackendName], Iterable[Compared]]
+
+    def rows(self, backend: BackendName) -> list[Row]:
+        return [compare(self.name, *each) for each in self.compute(self.path, np.load(self.path), backend)]
 
 
-def compare(case: str, quantity: str, ours: Any, theirs: Any, allowed: npt.ArrayLike) -> Row:
-    """The worst element of two arrays of one shape; `allowed` is a number or an array of that shape."""
+def compare(case: str, quantity: str, ours: Any, theirs: Any, allowed: Any) -> Row:
+    """The worst element of two arrays of one shape."""
     ours, theirs = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
     if ours.shape != theirs.shape:
         raise ValueError(f"{case}, {quantity}: our shape {list(ours.shape)}, theirs {list(theirs.shape)}")
+    limits = np.broadcast_to(allowed(theirs) if callable(allowed) else allowed, ours.shape)
     if not ours.size:
-        return Row(case, quantity, 0.0, 0.0, 0.0, float(np.max(allowed, initial=0.0)))
+        return Row(case, quantity, 0.0, 0.0, 0.0, 0.0)
     with np.errstate(invalid="ignore"):
         difference = np.abs(ours - theirs)
     difference = np.where(ours == theirs, 0.0, np.where(np.isnan(difference), math.inf, difference))
-    limits = np.broadcast_to(np.asarray(allowed, dtype=np.float64), ours.shape)
     at = np.unravel_index(int(np.argmax(difference / limits)), ours.shape)
     return Row(case, quantity, float(ours[at]), float(theirs[at]), float(difference[at]), float(limits[at]))
+
+
+def log_prob_limits(theirs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The contract's bound for each log Z; 0 distance is asked of infinities."""
+    finite = np.nan_to_num(theirs, neginf=0.0)
+    return tolerances.LOG_PROB_RELATIVE * np.maximum(tolerances.LOG_PROB_FLOOR, np.abs(finite))
+
+
+def cost_limits(theirs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The allowed relative difference of peers' values, of those below one as if they were one."""
+    return tolerances.PEER_COST_RELATIVE * np.maximum(1.0, np.abs(theirs))
 
 
 def kaldi_fsa(values: Any, prefix: str) -> Fsa:
@@ -76,17 +94,5 @@ def kaldi_fsa(values: Any, prefix: str) -> Fsa:
 
 def graph_fsa(values: Any) -> Fsa:
     """An acceptor stored with pdfs from 0 and log weights, as the benchmark graphs are."""
-    return Fsa(
-        int(values["num_states"]),
-        values["src"],
-        values["dst"],
-        values["pdf"],
-        values["logweight"],
-        values["final"],
-        int(values["start"]),
-    )
-
-
-def graph_files(shared: Path, values: Any) -> list[Fsa]:
-    names = values["graph_files"] if "graph_files" in values else [values["graph_file"]]
-    return [graph_fsa(np.load(shared / "data" / "graphs" / Path(str(name)).name)) for name in np.ravel(names)]
+    arrays = (values[name] for name in ("src", "dst", "pdf", "logweight", "final"))
+    return Fsa(int(values["num_states"]), *arrays, int(values["start"]))
