@@ -19,7 +19,7 @@ from fsachain import (
     transducer_loss,
 )
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
-from tools.bench import peak, transducer
+from tools.bench import tables
 
 # optimized_transducer's kind with one symbol for each frame ends with a blank: test_transducer_grid has it.
 GOLDEN = sorted((SHARED / "golden" / "peers").glob("rnnt_*[!m].npz"))
@@ -195,9 +195,11 @@ def test_some_logits_of_minus_infinity_are_classes_that_cannot_be():
     assert torch.isfinite(logits.grad).all() and not logits.grad[..., 6].any()
 
 
-@pytest.mark.skipif(not peak.RESET.exists(), reason="the system does not tell how much memory a process held")
+@pytest.mark.skipif(
+    not tables.RESET.exists(), reason="the system does not tell how much memory a process held"
+)
 def test_loss_and_gradient_in_place_take_two_percent_of_the_logits():
-    assert max(transducer.measure((8, 200, 50, 500)).values()) <= 2.0
+    assert max(tables.transducer_memory(8, 200, 50, 500).values()) <= 2.0
 
 
 # What the transducer losses say to arguments that cannot be used: which one, what came, what was expected.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -28,8 +28,7 @@ from fsachain.grid import (
     grid_sizes,
     num_cells,
 )
-from fsachain.table import compile_table
-from tools.bench.workloads import connected, left_to_right
+from tools.bench.workloads import entered_by_one_pdf, left_to_right, packed
 
 # Compute capability, multiprocessors, shared memory of a block and cluster of GPUs of each generation that is compiled for:
 # T4, A100, H100 and H200, B200.
@@ -97,18 +96,15 @@ class DryDevice:
 
 @cache
 def _denominator(states: int, arcs: int) -> DenominatorGraph:
-    """A state is entered by one pdf, as in graphs of phones: their plans differ from those of graphs with pdfs at random."""
-    fsa = connected(states, arcs, NUM_PDFS)
-    return DenominatorGraph(replace(fsa, pdf=fsa.dst % NUM_PDFS), NUM_PDFS)
+    """Their plans differ from those of graphs with pdfs at random."""
+    return entered_by_one_pdf(states, arcs, NUM_PDFS)
 
 
 @cache
 def _numerators(states: int, size: int) -> TableBatch:
     rng = np.random.default_rng(3)
-    graphs = [
-        left_to_right(rng.integers(0, NUM_PDFS, states), np.zeros(states, bool), -1.0, 1) for _ in range(size)
-    ]
-    return TableBatch.pack([compile_table(graph, NUM_PDFS) for graph in graphs])
+    chains = (rng.integers(0, NUM_PDFS, states) for _ in range(size))
+    return packed((left_to_right(chain, np.zeros(states, bool), -1.0, 1) for chain in chains), NUM_PDFS)
 
 
 # Graphs that sequences share, from a phone bigram to one that no chip holds; batches with and without idle processors.

@@ -5,30 +5,29 @@ python -m tools.gpu_device [describe | compile]
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from importlib import metadata
 from typing import Any
 
 from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.cuda.device import KernelSpec
+from tools import parser_of
 from tools.cuda_configurations import GPUS, all_kernels
 from tools.gpu_results import tell
 
-PACKAGES = ("numpy", "scipy", "torch", "cupy-cuda13x", "cupy-cuda12x", "numba", "torchaudio")
+PACKAGES = "numpy", "scipy", "torch", "cupy-cuda13x", "cupy-cuda12x", "numba", "torchaudio"
 
 
 @contextmanager
 def _device(on_host: bool) -> Iterator[int]:
     """The index of the device, which is current."""
-    index: int = 0
-    seen: AbstractContextManager[None] = nullcontext()
+    index, seen = 0, nullcontext()
     if on_host:
         from tools.cuda_on_host import libcuda
 
@@ -71,35 +70,33 @@ def compile_all(on_host: bool) -> None:
     """Every text of every configuration into CuPy's cache; one process for each core but two."""
     limits = GPUS[90] if on_host else cuda_device._limits(0)
     modules = sorted({(k.text, k.defines, k.cooperative) for k in all_kernels(limits)}, key=repr)
-    if on_host:
-        tell("compile", True, f"{len(modules)} modules would be compiled")
-        return
     start = time.monotonic()
     with multiprocessing.get_context("spawn").Pool(max(1, (os.cpu_count() or 4) - 2)) as pool:
-        for seconds, words in pool.imap_unordered(_compile, modules):
+        for words in pool.imap_unordered(_compile, [] if on_host else modules):
             if words:
-                tell("compile", False, words, seconds=seconds)
-    tell("compile", True, f"{len(modules)} modules in {time.monotonic() - start:.1f} s")
+                tell("compile", False, words)
+    would = "would be compiled" if on_host else f"in {time.monotonic() - start:.1f} s"
+    tell("compile", True, f"{len(modules)} modules {would}")
 
 
-def _compile(module: tuple[str, Any, bool]) -> tuple[float, str]:
-    """Seconds, and what went wrong."""
+def _compile(module: tuple[str, Any, bool]) -> str:
+    """What went wrong."""
     text, defines, cooperative = module
-    start = time.monotonic()
     try:
         with _device(on_host=False):
             cuda_device._module(text, defines, cooperative, 0).compile()
     except Exception as error:
-        return time.monotonic() - start, f"{KernelSpec(text, '', defines)}: {error}"
-    return time.monotonic() - start, ""
+        return f"{KernelSpec(text, '', defines)}: {error}"
+    return ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=["describe", "compile"])
+    parser = parser_of(__doc__)
+    jobs = {"describe": describe, "compile": compile_all}
+    parser.add_argument("what", choices=jobs)
     parser.add_argument("--on-host", action="store_true")
     options = parser.parse_args(arguments)
-    (describe if options.what == "describe" else compile_all)(options.on_host)
+    jobs[options.what](options.on_host)
     return 0
 
 

@@ -10,13 +10,13 @@ is a line of JSON as soon as it is made.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fsachain import Fsa, TableBatch, best_path, compile_table, forward_backward
+from fsachain import Fsa, TableBatch, best_path, forward_backward
 from fsachain.backends import arrays
 from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.cuda import launch as cuda_launch
@@ -42,13 +42,15 @@ from fsachain.loss.rnnt import rnnt_loss
 from fsachain.loss.total import total_log_prob
 from fsachain.loss.variants import hat_loss, multi_blank_loss, tdt_loss
 from tests import tolerances
-from tools.bench.workloads import connected, ctc_graph, left_to_right
+from tools import parser_of
+from tools.bench.workloads import connected, ctc_graph, entered_by_one_pdf, left_to_right, packed
 from tools.gpu_results import tell
 
 NUM_PDFS, SIZE, FRAMES = 20, 4, 8
 LENGTHS = np.array([FRAMES, FRAMES, FRAMES - 3, 0])
 SCALES = np.array([1.0, 200.0, 1e7, 1.0])  # for plain numbers, wide ones and logs
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+WINDOWS = ("", None), (", windows", 1.0)  # names and bytes for the history
 
 
 class Check(NamedTuple):
@@ -91,9 +93,7 @@ def near(exact: Any) -> npt.NDArray[Any]:
 
 
 def denominator(states: int, arcs: int) -> TableBatch:
-    """A state is entered by one pdf, as in graphs of phones."""
-    fsa = connected(states, arcs, NUM_PDFS)
-    return DenominatorGraph(replace(fsa, pdf=fsa.dst % NUM_PDFS), NUM_PDFS).batch(SIZE)
+    return entered_by_one_pdf(states, arcs, NUM_PDFS).batch(SIZE)
 
 
 def twins() -> TableBatch:
@@ -103,9 +103,8 @@ def twins() -> TableBatch:
     src[len(src) // 2 :] += size
     dst.reshape(4, -1)[1::2] += size
     log_prob = -3.0 * np.random.default_rng(3).random(len(src))
-    return DenominatorGraph(
-        Fsa(2 * size, src, dst, np.tile(fsa.pdf, 4), log_prob, np.tile(fsa.final_log_prob, 2)), NUM_PDFS
-    ).batch(SIZE)
+    pair = Fsa(2 * size, src, dst, np.tile(fsa.pdf, 4), log_prob, np.tile(fsa.final_log_prob, 2))
+    return DenominatorGraph(pair, NUM_PDFS).batch(SIZE)
 
 
 def numerators() -> TableBatch:
@@ -113,7 +112,7 @@ def numerators() -> TableBatch:
     rng = np.random.default_rng(2)
     graphs = [connected(300, 700, NUM_PDFS), ctc_graph(rng.integers(1, NUM_PDFS, 3))]
     graphs += [left_to_right(rng.integers(0, NUM_PDFS, 3), np.zeros(3, bool), -1.0, 1) for _ in range(2)]
-    return TableBatch.pack([compile_table(graph, NUM_PDFS) for graph in graphs])
+    return packed(graphs, NUM_PDFS)
 
 
 def make_scores(dtype: str) -> torch.Tensor:
@@ -123,38 +122,37 @@ def make_scores(dtype: str) -> torch.Tensor:
     return torch.from_numpy(normal * scales[:, None, None]).to(getattr(torch, dtype))
 
 
+def of_usual_size(dtype: str) -> torch.Tensor:
+    return make_scores(dtype) / torch.from_numpy(SCALES)[:, None, None]
+
+
 def recursion(
     make: Callable[[], TableBatch], leaks: Sequence[float], device: torch.device
 ) -> Iterator[Check]:
     """Whole and in windows."""
     batch = make()
-    for dtype in DTYPES:
-        for leak in leaks:
-            scores = make_scores(dtype)
-            exact = forward_backward(
-                batch, scores.double().numpy(), LENGTHS, leaky_hmm_coefficient=leak, backend="reference"
-            )
-            there = scores.to(device)
-            for name, budget in (("", None), (", windows", 1.0)):
-                ours = forward_backward(
-                    batch, there, LENGTHS, leaky_hmm_coefficient=leak, memory_budget=budget
-                )
-                title = f"{dtype}, leak {leak:g}{name}"
-                yield compare(f"{title}: log Z", ours.log_prob, exact.log_prob, near(exact.log_prob))
-                yield compare(f"{title}: occupancy", ours.occupancy, exact.occupancy, tolerances.OCCUPANCY)
+    for dtype, leak in product(DTYPES, leaks):
+        scores, options = make_scores(dtype), {"leaky_hmm_coefficient": leak}
+        wide, there = scores.double().numpy(), scores.to(device)
+        exact = forward_backward(batch, wide, LENGTHS, backend="reference", **options)
+        for name, budget in WINDOWS:
+            ours = forward_backward(batch, there, LENGTHS, memory_budget=budget, **options)
+            title = f"{dtype}, leak {leak:g}{name}"
+            yield compare(f"{title}: log Z", ours.log_prob, exact.log_prob, near(exact.log_prob))
+            yield compare(f"{title}: occupancy", ours.occupancy, exact.occupancy, tolerances.OCCUPANCY)
 
 
 def paths(device: torch.device) -> Iterator[Check]:
     """The same paths as the reference, whole and in windows."""
-    for title, batch in (("shared", denominator(80, 600)), ("packed", numerators())):
-        for dtype in DTYPES:
-            scores = make_scores(dtype)
-            exact = best_path(batch, scores.double().numpy(), LENGTHS, backend="reference")
-            for name, budget in (("", None), (", windows", 1.0)):
-                found = bind(batch, scores.to(device), LENGTHS, memory_budget=budget).best_paths(batch)
-                same = [np.array_equal(a, b) for a, b in zip(found.arcs, exact.arcs, strict=True)]
-                yield compare(f"{title}, {dtype}{name}: score", found.score, exact.score, near(exact.score))
-                yield Check(f"{title}, {dtype}{name}: arcs", 0.0 if all(same) else np.inf)
+    batches = {"shared": denominator(80, 600), "packed": numerators()}
+    for (title, batch), dtype in product(batches.items(), DTYPES):
+        scores = make_scores(dtype)
+        exact = best_path(batch, scores.double().numpy(), LENGTHS, backend="reference")
+        for name, budget in WINDOWS:
+            found = bind(batch, scores.to(device), LENGTHS, memory_budget=budget).best_paths(batch)
+            same = [np.array_equal(a, b) for a, b in zip(found.arcs, exact.arcs, strict=True)]
+            yield compare(f"{title}, {dtype}{name}: score", found.score, exact.score, near(exact.score))
+            yield Check(f"{title}, {dtype}{name}: arcs", 0.0 if all(same) else np.inf)
 
 
 def penalties(device: torch.device) -> Iterator[Check]:
@@ -181,18 +179,11 @@ def scaled_rows(device: torch.device) -> Iterator[Check]:
         like = torch.empty(0, dtype=getattr(torch, dtype))
         exact = torch.where(wide == 0, 0, wide * factors.to(wide.dtype).view(-1, 1, 1)).to(like.dtype)
         found = scale_rows(wide.to(device), factors.to(device), like.to(device))
-        yield Check(
-            dtype, 0.0 if torch.equal(found.cpu().nan_to_num(-7.0), exact.nan_to_num(-7.0)) else np.inf
-        )
-    batch = numerators()
+        same = torch.equal(found.cpu().nan_to_num(-7.0), exact.nan_to_num(-7.0))
+        yield Check(dtype, 0.0 if same else np.inf)
+    loss = partial(total_log_prob, numerators(), lengths=LENGTHS)
     for dtype in DTYPES:
-        yield from loss_check(
-            lambda scores, backend: total_log_prob(batch, scores, LENGTHS, backend=backend),
-            dtype,
-            [make_scores(dtype) / torch.from_numpy(SCALES)[:, None, None]],
-            device,
-            "packed",
-        )
+        yield from loss_check(loss, dtype, [of_usual_size(dtype)], device, "packed")
 
 
 Loss = Callable[..., torch.Tensor]
@@ -230,10 +221,8 @@ def ctc(device: torch.device) -> Iterator[Check]:
         options: Any = {"inputs": "logits", "reduction": "none", "topology": topology, "backend": backend}
         return ctc_loss(scores.transpose(0, 1), targets.to(scores.device), LENGTHS, counts, **options)[:3]
 
-    for dtype in DTYPES:
-        scores = make_scores(dtype) / torch.from_numpy(SCALES)[:, None, None]
-        for topology in ("standard", "compact"):
-            yield from loss_check(partial(loss, topology), dtype, [scores], device, topology)
+    for dtype, topology in product(DTYPES, ("standard", "compact")):
+        yield from loss_check(partial(loss, topology), dtype, [of_usual_size(dtype)], device, topology)
 
 
 LABELS = 2
@@ -255,14 +244,9 @@ def transducer(kind: str, device: torch.device) -> Iterator[Check]:
     logits = torch.randn(SIZE, FRAMES, LABELS + 1, NUM_PDFS, generator=generator, dtype=torch.float64)
 
     def loss(values: torch.Tensor, backend: str) -> torch.Tensor:
-        given = (
-            values,
-            targets.to(values.device),
-            RNNT_LENGTHS,
-            RNNT_COUNTS,
-            NUM_PDFS - 1 if kind != "TDT" else 0,
-        )
-        return TRANSDUCERS[kind](*given, reduction="none", backend=backend)
+        given = values, targets.to(values.device), RNNT_LENGTHS, RNNT_COUNTS
+        blank = 0 if kind == "TDT" else NUM_PDFS - 1
+        return TRANSDUCERS[kind](*given, blank, reduction="none", backend=backend)
 
     for dtype in DTYPES:
         yield from loss_check(loss, dtype, [logits], device, kind)
@@ -272,46 +256,41 @@ def pairs(device: torch.device) -> Iterator[Check]:
     """At scale 80 the product of matrices has lost nearly all pairs."""
     symbols = torch.tensor([[1, 2], [3, 5], [4, 4], [6, 7]])
     generator = torch.Generator().manual_seed(2)
-    lm, am = (
-        80.0 * torch.randn(SIZE, n, NUM_PDFS, generator=generator).double() for n in (LABELS + 1, FRAMES)
-    )
-    for name, kind in (("simple", rnnt_loss_simple), ("smoothed", rnnt_loss_smoothed)):
+    shapes = (SIZE, LABELS + 1, NUM_PDFS), (SIZE, FRAMES, NUM_PDFS)
+    inputs = [80.0 * torch.randn(shape, generator=generator).double() for shape in shapes]
 
-        def loss(lm: torch.Tensor, am: torch.Tensor, backend: str, kind: Any = kind) -> torch.Tensor:
-            found: torch.Tensor = kind(lm, am, symbols.to(lm.device), 0, reduction="none", backend=backend)
-            return found
+    def loss(kind: Loss, lm: torch.Tensor, am: torch.Tensor, backend: str) -> torch.Tensor:
+        return kind(lm, am, symbols.to(lm.device), 0, reduction="none", backend=backend)
 
-        for dtype in ("float32", "float64"):
-            yield from loss_check(loss, dtype, [lm, am], device, name)
+    kinds = {"simple": rnnt_loss_simple, "smoothed": rnnt_loss_smoothed}
+    for (name, kind), dtype in product(kinds.items(), ("float32", "float64")):
+        yield from loss_check(partial(loss, kind), dtype, inputs, device, name)
 
 
 ON_CHIP = "forward_backward.cu"
 
 
-def _cluster(size: int, states: int, arcs: int, shared_bytes: int, **wanted: int) -> Family:
-    checks = partial(recursion, partial(denominator, states, arcs), (0.1, 0.0))
-    return Family(
-        checks, {"shared_bytes": shared_bytes}, ((ON_CHIP, {"CLUSTER": size, "ON_CHIP": 1, **wanted}),)
-    )
+def _shared(make: Callable[[], TableBatch], shared_bytes: int, at_once: int = 0, **wanted: int) -> Family:
+    checks = partial(recursion, make, (0.1, 0.0))
+    return Family(checks, {"shared_bytes": shared_bytes}, ((ON_CHIP, {"ON_CHIP": 1, **wanted}),), at_once)
 
 
+def _transducer(kind: str) -> Family:
+    return Family(partial(transducer, kind), {}, (("grid.cu", {"ON_CHIP": 1}), ("grid_rows.cu", {})))
+
+
+small, dense = partial(denominator, 80, 600), partial(denominator, 100, 3000)
 FAMILIES: dict[str, Family] = {
-    "cluster of 1": _cluster(1, 80, 600, 26_000),
-    "cluster of 2": _cluster(2, 80, 600, 9500),
-    "cluster in turns": replace(_cluster(2, 80, 600, 9500, LANES=1), at_once=2),
-    "cluster of 4": _cluster(4, 100, 3000, 16_000),
-    "cluster of 8": _cluster(8, 100, 3000, 9500),
-    "cluster with its metadata": _cluster(4, 40, 1500, 12_000, METADATA_ON_CHIP=1),
-    "cluster with twins": Family(
-        partial(recursion, twins, (0.1, 0.0)),
-        {"shared_bytes": 26_000},
-        ((ON_CHIP, {"ON_CHIP": 1, "TILES": 1, "SUM_COLUMNS": 1, "ASYNC_STORES": 1}),),
+    "cluster of 1": _shared(small, 26_000, CLUSTER=1),
+    "cluster of 2": _shared(small, 9500, CLUSTER=2),
+    "cluster in turns": _shared(small, 9500, 2, CLUSTER=2, LANES=1),
+    "cluster of 4": _shared(dense, 16_000, CLUSTER=4),
+    "cluster of 8": _shared(dense, 9500, CLUSTER=8),
+    "cluster with its metadata": _shared(
+        partial(denominator, 40, 1500), 12_000, CLUSTER=4, METADATA_ON_CHIP=1
     ),
-    "teams in memory": Family(
-        partial(recursion, partial(denominator, 1600, 8400), (0.1, 0.0)),
-        {"shared_bytes": 9500},
-        ((ON_CHIP, {"ON_CHIP": 0, "CHUNK": 1, "cooperative": 1}),),
-    ),
+    "cluster with twins": _shared(twins, 26_000, TILES=1, SUM_COLUMNS=1, ASYNC_STORES=1),
+    "teams in memory": _shared(partial(denominator, 1600, 8400), 9500, ON_CHIP=0, CHUNK=1, cooperative=1),
     "numerators": Family(
         partial(recursion, numerators, (0.0,)),
         {"shared_bytes": 12_000},
@@ -322,12 +301,9 @@ FAMILIES: dict[str, Family] = {
     "scaled rows": Family(scaled_rows, {}, (("dense_rows.cu", {}),)),
     "penalties": Family(penalties, {}, (("penalties.cu", {}),)),
     "CTC": Family(ctc, {}, (("ctc.cu", {}), ("log_softmax.cu", {}))),
-    **{
-        kind: Family(partial(transducer, kind), {}, (("grid.cu", {"ON_CHIP": 1}), ("grid_rows.cu", {})))
-        for kind in TRANSDUCERS
-    },
-    "grid in memory": Family(
-        partial(transducer, "TDT"), {"shared_bytes": 600}, (("grid.cu", {"ON_CHIP": 0}),)
+    **{kind: _transducer(kind) for kind in TRANSDUCERS},
+    "grid in memory": replace(
+        _transducer("TDT"), limits={"shared_bytes": 600}, launched=(("grid.cu", {"ON_CHIP": 0}),)
     ),
     "pairs": Family(pairs, {}, (("pairs.cu", {}),)),
 }
@@ -337,33 +313,29 @@ FAMILIES: dict[str, Family] = {
 def device_of(family: Family, on_host: bool) -> Iterator[tuple[torch.device, list[KernelSpec]]]:
     """A device as the family wants it, and the kernels that it is given while the context lasts."""
     kernels: list[KernelSpec] = []
-    with ExitStack() as stack:
-        if family.at_once:
-            stack.enter_context(patch.object(cuda_device.CupyDevice, "at_once", lambda *_: family.at_once))
-            stack.enter_context(patch.object(cuda_launch, "lanes_for", lambda *_: 1))
-        if on_host:
-            from tools.cuda_on_host.pretend import pretended
-
-            device = stack.enter_context(pretended(**family.limits))
-            yield torch.device("cpu"), kernels
-            kernels += [launch.kernel for launch in device.launches]
-            return
-        _note_launches(stack, family.limits, kernels)
-        yield torch.device("cuda"), kernels
-        torch.cuda.synchronize()
-
-
-def _note_launches(stack: ExitStack, limits: dict[str, int], kernels: list[KernelSpec]) -> None:
     real, launch = cuda_device._limits, cuda_device.CupyDevice.launch
 
     def noted(self: Any, kernel: KernelSpec, *arguments: Any) -> None:
         kernels.append(kernel)
         launch(self, kernel, *arguments)
 
-    cuda_device._function.cache_clear()  # which knows how much shared memory there is
-    limited = patch.object(cuda_device, "_limits", lambda index: real(index)._replace(**limits))
-    stack.enter_context(limited)
-    stack.enter_context(patch.object(cuda_device.CupyDevice, "launch", noted))
+    with ExitStack() as stack:
+        change = lambda *what: stack.enter_context(patch.object(*what))  # noqa: E731
+        if family.at_once:
+            change(cuda_device.CupyDevice, "at_once", lambda *_: family.at_once)
+            change(cuda_launch, "lanes_for", lambda *_: 1)
+        if on_host:
+            from tools.cuda_on_host.pretend import pretended
+
+            device = stack.enter_context(pretended(**family.limits))
+            yield torch.device("cpu"), kernels
+            kernels += [launched.kernel for launched in device.launches]
+            return
+        cuda_device._function.cache_clear()  # which knows how much shared memory there is
+        change(cuda_device, "_limits", lambda index: real(index)._replace(**family.limits))
+        change(cuda_device.CupyDevice, "launch", noted)
+        yield torch.device("cuda"), kernels
+        torch.cuda.synchronize()
 
 
 def run(name: str, on_host: bool) -> bool:
@@ -383,9 +355,7 @@ def run(name: str, on_host: bool) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """1 where a result is wrong."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("family", nargs="*", choices=[[], *FAMILIES], help="default: all")
     parser.add_argument("--on-host", action="store_true", help="on a device that is the host")
     options = parser.parse_args(arguments)

@@ -4,16 +4,17 @@
 
 It runs with the interpreter that is there, from a bare checkout with build/gpu in it (`python -m tools.gpu_pack` makes that
 where the shared folder is), and needs numpy, scipy, torch, cupy and pytest. What is missing is an error. Each step is a
-process of its own with a time of its own, and what it finds is written to FOLDER/results.jsonl line by line, so that one
-that hangs or dies takes nothing with it. --on-host: a dry run of all phases on a device that is the host.
+process of its own with a time of its own, and prints into a file of its own in FOLDER, so that one that hangs or dies takes
+nothing with it; when it has ended, what it has found goes to results.jsonl. --on-host: a dry run of all phases on a device
+that is the host.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,18 +23,19 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock, Timer
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from tools import ROOT, parser_of
 from tools.bench.gpu_report import MAKERS, VARIANTS
+from tools.bench.timing import some_of
 from tools.gpu_results import told
 
-ROOT = Path(__file__).resolve().parents[1]
 TOTAL_SECONDS = 540.0
 DRY_SECONDS = 300.0  # of a step of a dry run, which has ten times as many in all
 CUDA_FOLDERS = ("usr/local/cuda/bin", "usr/local/cuda/compute-sanitizer", "opt/nvidia/nsight-compute/*")
+BESIDE = {"families": 6, "tests": 6, "sanitizers": 8}  # steps of a phase that run side by side, at most
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # Families of tools.gpu_driver, as they share a process under a sanitizer.
 FAMILIES = (
@@ -65,65 +67,50 @@ class Outcome(NamedTuple):
 
 def phases(on_host: bool) -> dict[str, tuple[int, list[Step]]]:
     """Steps in their order, those that tell most first, and how many of a phase run side by side."""
-    python = [sys.executable, "-m"]
     there = ["--on-host"] if on_host else []
-    blocking = {"CUDA_LAUNCH_BLOCKING": "1"}
-    families = [
-        Step(f"family: {name}", [*python, "tools.gpu_driver", name, *there], 60.0, blocking)
-        for names in FAMILIES
-        for name in names
-    ]
-    tables = [
-        Step(f"bench: {name}", [*python, "tools.bench.gpu_report", "--only", name, *there], 90.0)
-        for name in MAKERS
-    ]
-    variants = [
-        Step(
-            f"variant: {name}",
-            [*python, "tools.bench.gpu_report", "--only", "denominator", "--variant", name, *there],
-            60.0,
-        )
-        for name in VARIANTS  # beside the rows of "bench: denominator"
-    ]
-    pytest = [*python, "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "tools.gpu_results"]
-    if on_host:  # which compiles each kernel twice, by NVRTC and by g++
-        families, tables, variants = (
-            [step._replace(seconds=DRY_SECONDS) for step in steps] for steps in (families, tables, variants)
-        )
-    # In a dry run there is nothing to test but that the tests are found.
-    must = {} if on_host else {"FSACHAIN_GPU_REPORT": "1"}
-    names = ["tests/gpu"] if on_host else test_names()
-    tests = [Step(f"test: {name}", [*pytest, "--confcutdir=tests/gpu", name], 90.0, must) for name in names]
-    sanitized = []
-    for tool in SANITIZERS[:1] if on_host else SANITIZERS:
-        watch = (
-            ["env"] if on_host else [tool_path("compute-sanitizer"), "--tool", tool, "--error-exitcode", "9"]
-        )
-        watch += [] if on_host else ["--print-limit", "5"]
-        for names in FAMILIES:
-            command = [*watch, *python, "tools.gpu_driver", *names, *there]
-            sanitized.append(Step(f"{tool}: {', '.join(names)}", command, 240.0))
+
+    def step(
+        name: str, module: str, *words: str, seconds: float, before: Sequence[str] = (), **variables: str
+    ) -> Step:
+        # A dry run compiles each kernel twice, by NVRTC and by g++.
+        command = [*before, sys.executable, "-m", f"tools.{module}", *words, *there]
+        return Step(name, command, DRY_SECONDS if on_host else seconds, variables)
+
+    def bench(name: str, *words: str, seconds: float, before: Sequence[str] = ()) -> Step:
+        return step(name, "bench.gpu_report", "--only", *words, seconds=seconds, before=before)
+
+    pytest = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--confcutdir=tests/gpu"]
+    pytest += ["-p", "no:cacheprovider", "-p", "tools.gpu_results"]
+    # In a dry run there is nothing to test but that the tests are found, and no tool watches.
+    tests, must = (["tests/gpu"], {}) if on_host else (test_names(), {"FSACHAIN_GPU_REPORT": "1"})
+    sanitizer = [tool_path("compute-sanitizer"), "--error-exitcode", "9", "--print-limit", "5", "--tool"]
     ncu = [tool_path("ncu"), "--clock-control", "none", "--set", "full", "--launch-count", "6"]
     ncu += ["-k", "regex:^(forward|backward|write_occupancies)$"]
-    profiled = [
-        *(["env"] if on_host else ncu),
-        *python,
-        "tools.bench.gpu_report",
-        "--only",
-        "denominator",
-        *there,
-    ]
-    cores = max(2, (os.cpu_count() or 2) // 2)
-    return {
-        "device": (1, [Step("device", [*python, "tools.gpu_device", "describe", *there], 60.0)]),
-        "compile": (1, [Step("compile", [*python, "tools.gpu_device", "compile", *there], 90.0)]),
-        "families": (min(6, cores), families),
-        "bench": (1, tables),
-        "variants": (1, variants),
-        "tests": (min(6, cores), tests),
-        "sanitizers": (min(8, cores), sanitized),
-        "profile": (1, [Step("profile", profiled, 120.0)]),
+    watches: dict[str, list[str]] = {tool: [*sanitizer, tool] for tool in SANITIZERS}
+    if on_host:
+        ncu, watches = [], {"unwatched": []}
+    steps = {
+        "device": [step("device", "gpu_device", "describe", seconds=60)],
+        "compile": [step("compile", "gpu_device", "compile", seconds=90)],
+        "families": [
+            step(f"family: {name}", "gpu_driver", name, seconds=60, CUDA_LAUNCH_BLOCKING="1")
+            for names in FAMILIES
+            for name in names
+        ],
+        "bench": [bench(f"bench: {name}", name, seconds=90) for name in MAKERS],
+        "variants": [  # beside the rows of "bench: denominator"
+            bench(f"variant: {name}", "denominator", "--variant", name, seconds=60) for name in VARIANTS
+        ],
+        "tests": [Step(f"test: {name}", [*pytest, name], 90.0, must) for name in tests],
+        "sanitizers": [
+            step(f"{tool}: {', '.join(names)}", "gpu_driver", *names, seconds=240, before=watch)
+            for tool, watch in watches.items()
+            for names in FAMILIES
+        ],
+        "profile": [bench("profile", "denominator", seconds=120, before=ncu)],
     }
+    cores = max(2, (os.cpu_count() or 2) // 2)
+    return {name: (min(BESIDE.get(name, 1), cores), one) for name, one in steps.items()}
 
 
 def test_names() -> list[str]:
@@ -143,20 +130,23 @@ def tool_path(name: str) -> str:
 
 
 class Report:
-    """Runs steps; what they tell goes to results.jsonl, all that they print to log.txt."""
+    """Runs steps; what they print goes to files of the folder."""
 
     def __init__(self, folder: Path, clock: float = TOTAL_SECONDS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._results, self._log = (
-            (folder / name).open("a", encoding="utf-8") for name in ("results.jsonl", "log.txt")
-        )
-        self._lock, self._end = Lock(), time.monotonic() + clock
-
-    def _write(self, file: TextIO, text: str) -> None:
-        with self._lock:
-            file.write(text + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        self._folder, self._end = folder, time.monotonic() + clock
+        self._environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(
+                [
+                    *(str(ROOT / folder) for folder in (".", "tests", "tests/gpu")),
+                    os.environ.get("PYTHONPATH", ""),
+                ]
+            ).rstrip(os.pathsep),
+            "PYTHONUNBUFFERED": "1",
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "FSACHAIN_QUIET": "1",
+        }
 
     def run(self, steps: Sequence[Step], beside: int) -> list[Outcome]:
         with ThreadPoolExecutor(beside) as pool:
@@ -165,76 +155,56 @@ class Report:
     def attempt(self, step: Step) -> Outcome:
         """One step in a process of its own, none beyond what is left of the time."""
         start = time.monotonic()
-        seconds = min(step.seconds, self._end - start)
-        outcome = (
-            self._outcome(step, seconds)
-            if seconds > 1.0
-            else Outcome(step.name, False, 0.0, "no time was left", [])
-        )
-        outcome = outcome._replace(seconds=time.monotonic() - start)
-        self._write(self._results, json.dumps({"step": step.name, **outcome._replace(lines=[])._asdict()}))
+        path = self._folder / f"{re.sub(r'[^a-zA-Z0-9]+', '-', step.name)}.txt"
+        wrong = self._wrong(step, path, min(step.seconds, self._end - start))
+        said = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = [line for line in map(told, said) if line is not None]
+        last = next((text for text in reversed(said) if told(text) is None and text.strip("= ")), "no output")
+        if wrong is None and not lines:
+            wrong = "told nothing"
+        detail = last.strip("= ") if wrong is None else f"{wrong}; last: {last}"
+        outcome = Outcome(step.name, wrong is None, time.monotonic() - start, detail, lines)
+        with (self._folder / "results.jsonl").open("a", encoding="utf-8") as file:
+            for line in (*lines, outcome._replace(lines=[])._asdict()):
+                file.write(json.dumps({"step": step.name, **line}) + "\n")
         print(f"{'ok' if outcome.ok else 'FAILED':7} {outcome.seconds:6.1f} s  {step.name}", flush=True)
         return outcome
 
-    def _outcome(self, step: Step, seconds: float) -> Outcome:
-        tests = os.pathsep.join(str(ROOT / folder) for folder in (".", "tests", "tests/gpu"))
-        paths = os.pathsep.join([tests, *filter(None, [os.environ.get("PYTHONPATH")])])
-        own = {
-            "PYTHONPATH": paths,
-            "PYTHONUNBUFFERED": "1",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "FSACHAIN_QUIET": "1",
-        }
-        try:
-            process = subprocess.Popen(
-                step.command,
-                cwd=ROOT,
-                env={**os.environ, **own, **step.environment},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
-        except OSError as error:
-            return Outcome(step.name, False, 0.0, str(error), [])
-        late: list[bool] = []
-        timer = Timer(seconds, lambda: (late.append(True), os.killpg(process.pid, signal.SIGKILL)))
-        timer.start()
-        lines, last = [], "no output"
-        try:
-            assert process.stdout is not None
-            for text in process.stdout:
-                self._write(self._log, f"{step.name} | {text.rstrip()}")
-                line = told(text.rstrip())
-                if line is not None:
-                    lines.append(line)
-                    self._write(self._results, json.dumps({"step": step.name, **line}))
-                elif text.strip("= \n"):
-                    last = text.strip("= \n")
-            code = process.wait()
-        finally:
-            timer.cancel()
-        if late:
-            return Outcome(step.name, False, 0.0, f"not done after {seconds:.0f} s; last: {last}", lines)
-        ok = code == 0 and bool(lines)
-        return Outcome(step.name, ok, 0.0, last if lines else f"told nothing; last: {last}", lines)
+    def _wrong(self, step: Step, path: Path, seconds: float) -> str | None:
+        """Run the command; how it has ended, None if well."""
+        with path.open("w", encoding="utf-8") as file:
+            if seconds <= 1.0:
+                return "no time was left"
+            try:
+                process = subprocess.Popen(
+                    step.command,
+                    cwd=ROOT,
+                    env=self._environment | step.environment,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                return str(error)
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                return f"not done after {seconds:.0f} s"
+        return f"status {code}" if code else None
 
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
     """The targets, then how many steps passed, then what failed."""
     lines = ["", f"{'target':60} {'measured':>10}  limit and ratio", "-" * 100]
-    timed = [
-        outcome for outcome in outcomes if outcome.name.startswith("bench: ")
-    ]  # a profiler's times are its own
-    rows = [line["row"] for outcome in timed for line in outcome.lines if "row" in line]
-    lines += [f"{row['name'][:60]:60} {row['value']:10.3f}  {row['target']}" for row in rows if row["target"]]
     for outcome in outcomes:
-        if outcome.name.startswith("variant: "):
-            found = [line["row"] for line in outcome.lines if "row" in line and line["row"]["target"]]
-            lines += [
-                f"{outcome.name}: {row['name']}"[:60].ljust(60) + f" {row['value']:10.3f}" for row in found
-            ]
+        kind = outcome.name.partition(":")[0]
+        for row in (line["row"] for line in outcome.lines if "row" in line):
+            if row["target"] and kind == "bench":  # a profiler's times are its own
+                lines.append(f"{row['name'][:60]:60} {row['value']:10.3f}  {row['target']}")
+            elif row["target"] and kind == "variant":
+                lines.append(f"{outcome.name}: {row['name']}"[:60].ljust(60) + f" {row['value']:10.3f}")
     failed = [outcome for outcome in outcomes if not outcome.ok]
     lines += ["", f"{len(outcomes) - len(failed)} of {len(outcomes)} steps passed"]
     for outcome in failed:
@@ -245,21 +215,15 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """1 where a step failed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", help="some of the phases, with commas between them; default: all")
+    parser = parser_of(__doc__)
+    known = ",".join(phases(on_host=True))
+    parser.add_argument("--only", type=some_of(known.split(",")), help=f"of {known}; default: all")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-report")
     parser.add_argument("--on-host", action="store_true", help="a dry run on a device that is the host")
     options = parser.parse_args(arguments)
-    known = phases(options.on_host)
-    chosen = options.only.split(",") if options.only else list(known)
-    for name in chosen:
-        if name not in known:
-            parser.error(f"--only {name!r}; expected some of {','.join(known)}")
     report = Report(options.out, 10 * DRY_SECONDS if options.on_host else TOTAL_SECONDS)
-    outcomes = []
-    for name in chosen:
+    outcomes, known = [], phases(options.on_host)
+    for name in options.only or known:
         beside, steps = known[name]
         outcomes += report.run(steps, beside)
         if name == "device" and not outcomes[-1].ok:

@@ -27,7 +27,8 @@ from fsachain import (
     forward_backward,
     total_log_prob,
 )
-from tools.bench.workloads import SHARED, connected
+from tools import SHARED
+from tools.bench.workloads import connected
 from tools.golden import kaldi, peers
 
 pytestmark = needs_gpu

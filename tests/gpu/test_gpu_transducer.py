@@ -16,7 +16,7 @@ from fsachain.loss.chunks import transducer_loss
 from fsachain.loss.pruned import rnnt_loss_simple, rnnt_loss_smoothed
 from fsachain.loss.rnnt import rnnt_loss
 from fsachain.loss.variants import hat_loss, multi_blank_loss, tdt_loss
-from tools.bench import gpu_transducer
+from tools.bench import gpu_cases
 
 pytestmark = needs_gpu
 
@@ -199,13 +199,13 @@ def test_logits_beyond_2_to_the_31_elements():
 
 def test_memory_beside_the_logits_is_below_five_percent():
     device = torch.device("cuda")
-    batch = gpu_transducer.random_batch(gpu_transducer.utterances(1000), 8, 500)
+    batch = gpu_cases.random_batch(gpu_cases.utterances(1000), 8, 500)
     logits = torch.randn(batch.shape, device=device).requires_grad_()
-    gpu_transducer.ours(batch, logits).sum().backward()
+    gpu_cases.transducer_loss(batch, logits).sum().backward()
     logits.grad = None
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    gpu_transducer.ours(batch, logits).sum().backward()
+    gpu_cases.transducer_loss(batch, logits).sum().backward()
     torch.cuda.synchronize()
     assert torch.cuda.max_memory_allocated() - before <= 0.05 * batch.num_bytes

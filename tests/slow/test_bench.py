@@ -5,14 +5,9 @@ import pytest
 import torch
 from tolerances import OCCUPANCY, PEER_CTC_GRADIENT, log_prob_tolerance
 
-from fsachain import TableBatch, compile_table, forward_backward
-from tools.bench import calls, workloads, yardstick
-
-TINY = workloads.Sizes(
-    batch_sizes=(1, 3), sequences=3, frames=12, long=(4, 20), packed=5, large=(10, 40, 6, 3, 30),
-    transducer=(2, 6, 3, 20), growth=((5, 20), (30, 60), (2, 8)), states=10, arcs=40, pdfs=6,
-    numerator_states=8, numerator_pdfs=20, labels=9, label_length=4, seconds=0.0,
-)  # fmt: skip
+from fsachain import forward_backward
+from tools.bench import tables, workloads, yardstick
+from tools.bench.workloads import TINY, packed
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +30,9 @@ def test_the_plain_loop_computes_what_the_backends_compute(work, leak, dtype):
 
 
 def test_all_ctc_losses_give_one_gradient(work):
-    batch = TableBatch.pack([compile_table(graph, TINY.labels) for graph in work.ctc])
+    batch = packed(work.ctc, TINY.labels)
     scores = workloads.random_scores(batch.size, TINY.frames, TINY.labels)
-    *ours, theirs = (call().grad.clone() for call in calls.ctc_calls(batch, work.targets, scores).values())
+    *ours, theirs = (call().grad.clone() for call in tables.ctc_calls(batch, work.targets, scores).values())
     assert theirs.abs().max() > 0.1
     for gradient in ours:
         torch.testing.assert_close(gradient, theirs, rtol=0, atol=PEER_CTC_GRADIENT)

@@ -13,11 +13,11 @@ import pytest
 import torch
 from device_arrays import needs_host_compiler
 
-from tools import gpu_driver, gpu_pack
+from tools import ROOT, gpu_driver, gpu_pack
 from tools import gpu_report as whole_report
-from tools.bench import gpu_report, host_time
-from tools.bench.gpu_tables import MAKERS
-from tools.bench.workloads import ROOT
+from tools.bench import gpu_report, host_time, workloads
+from tools.bench.gpu_cases import MAKERS
+from tools.bench.workloads import TINY
 from tools.gpu_results import told
 
 CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ BLOCKED = ("numba", "llvmlite", "hypothesis", "__editable__", "__wt_finder")
 @pytest.fixture(scope="module")
 def values(tmp_path_factory):
     folder = tmp_path_factory.mktemp("values")
-    gpu_pack.write(gpu_report.tiny(), gpu_report.TINY_SIZES, folder)
+    gpu_pack.write(workloads.seeded(TINY), TINY, folder)
     return folder
 
 
@@ -47,12 +47,10 @@ def test_a_call_launches_and_computes_as_little_as_is_known_to_do():
 
 @pytest.mark.parametrize("table", MAKERS)
 def test_a_result_that_differs_from_the_carried_values_is_told_and_not_timed(values, table, capsys):
-    entry = MAKERS[table](gpu_report.tiny(), gpu_report.TINY_SIZES)[0]
-    assert entry.case.compare(values / entry.file, CPU)[0] <= 1.0
-    wrong = replace(entry.case, loss=lambda scores: 1.001 * entry.case.loss(scores))
-    clock, rates = gpu_report.clock_of(CPU), gpu_report.Rates(1.0, 1.0)
-    rest = values, gpu_report.TINY_SIZES, CPU, clock, rates
-    assert not gpu_report.attempted("a row", lambda: gpu_report.rows(entry._replace(case=wrong), *rest))
+    case, bench = MAKERS[table](workloads.seeded(TINY), TINY)[0], gpu_report.Bench(TINY, CPU, values)
+    assert case.compare(values / case.file, CPU)[0] <= 1.0
+    wrong = replace(case, loss=lambda scores: 1.001 * case.loss(scores))
+    assert not gpu_report.attempted("a row", lambda: bench.rows(wrong))
     lines = [told(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["ok"] for line in lines] == [False, False] and "not timed" in lines[1]["detail"]
 

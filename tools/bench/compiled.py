@@ -12,7 +12,6 @@ with two threads is set beside ours with one, by the clock: the median of the ro
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import subprocess
 import sys
@@ -20,18 +19,16 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
 
-from fsachain.backends.cpu.threads import set_num_threads
 from fsachain.loss import pruned
 from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.rnnt import rnnt_loss
-from tools.bench.calls import with_gradient
-from tools.bench.machine import ROOT
-from tools.bench.timing import Call
+from tools import ROOT, parser_of
+from tools.bench.tables import with_gradient
+from tools.bench.timing import Call, Clock, by_the_clock, seconds_of, take_turns
 
 # B, T, U, V
 TRANSDUCERS = (8, 200, 50, 500), (8, 200, 50, 32), (1, 100, 20, 500), (1, 100, 20, 32), (2, 100, 20, 5000)
@@ -43,63 +40,41 @@ FAST_RNNT = (
     *(f"fast_rnnt/python/csrc/{name}.cu" for name in ("fast_rnnt", "mutual_information", "utils")),
 )
 WARP = "src/rnnt_entrypoint.cpp", "pytorch_binding/src/binding.cpp"
+ROUNDS = 4, 400
 
 Jobs = tuple[str, Call, str, Call | None]  # ours; a peer, if it is there
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--warp-transducer", type=Path, help="its sources")
     parser.add_argument("--fast-rnnt", type=Path, help="its sources")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "peers", help="where they are built")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each comparison")
     options = parser.parse_args(arguments)
-    warp = _warp_transducer(options.warp_transducer, options.build)
-    fast = _fast_rnnt(options.fast_rnnt, options.build)
+    warp = options.warp_transducer and _warp_transducer(options.warp_transducer, options.build)
+    fast = options.fast_rnnt and _fast_rnnt(options.fast_rnnt, options.build)
     print(f"{'':32} {'ms':>8}   {'ours / peer':22} {'two threads / one'}")
     for name, ours, peer, theirs in _jobs(warp, fast):
-        least, beside = _beside(ours, theirs, options.seconds)
-        ratio = f"{beside:.2f} {peer}" if beside else ""
-        print(f"{name:32} {least:8.3f}   {ratio:22} {_two_threads(ours, options.seconds):.2f}", flush=True)
+        jobs = {("ours", 1): ours, **({(peer, 1): theirs} if theirs else {})}
+        taken = take_turns(jobs, options.seconds, _second(time.process_time), rounds=ROUNDS)
+        least, *beside = (times.scaled(1e3).least for times in taken.values())
+        threads = {("ours", count): ours for count in (1, 2)}
+        taken = take_turns(threads, options.seconds, _second(time.perf_counter), rounds=ROUNDS)
+        one, two = taken.values()
+        ratio = f"{least / beside[0]:.2f} {peer}" if beside else ""
+        print(f"{name:32} {least:8.3f}   {ratio:22} {two.over(one).median:.2f}", flush=True)
     return 0
 
 
-def _beside(ours: Call, theirs: Call | None, seconds: float) -> tuple[float, float | None]:
-    """The least processor time of ours in ms, and over that of theirs."""
-    set_num_threads(1)
-    torch.set_num_threads(1)
-    taken: dict[Call, list[int]] = {}
-    for job in _turns([ours, *([theirs] if theirs else [])], seconds):
-        job()
-        start = time.process_time_ns()
-        job()
-        taken.setdefault(job, []).append(time.process_time_ns() - start)
-    least = min(taken[ours][1:])
-    return 1e-6 * least, least / min(taken[theirs][1:]) if theirs else None
+def _second(now: Callable[[], float]) -> Clock:
+    """Times a call after another, which also starts the threads."""
 
+    def clock(name: Any, run: Call, repeats: int) -> float:
+        by_the_clock(name, run, 1)
+        return seconds_of(run, repeats, now)
 
-def _two_threads(ours: Call, seconds: float) -> float:
-    ratios = []
-    for _ in _turns([ours], seconds):
-        taken = []
-        for threads in (1, 2):
-            set_num_threads(threads)
-            torch.set_num_threads(threads)
-            ours()  # starts the threads
-            start = time.perf_counter()
-            ours()
-            taken.append(time.perf_counter() - start)
-        ratios.append(taken[1] / taken[0])
-    return median(ratios[1:])
-
-
-def _turns(jobs: list[Call], seconds: float) -> Iterator[Call]:
-    start, rounds = time.perf_counter(), 0
-    while rounds < 4 or (rounds < 400 and time.perf_counter() - start < seconds):
-        yield from jobs
-        rounds += 1
+    return clock
 
 
 def _jobs(warp: Any, fast: Any) -> Iterator[Jobs]:
@@ -108,15 +83,17 @@ def _jobs(warp: Any, fast: Any) -> Iterator[Jobs]:
     def leaf(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).requires_grad_()
 
-    for size, frames, labels, classes in TRANSDUCERS:
+    for shape in TRANSDUCERS:
+        size, frames, labels, classes = shape
         logits = leaf(size, frames, labels + 1, classes)
         targets = torch.randint(1, classes, (size, labels), generator=generator)
         lengths = torch.full((size,), frames), torch.full((size,), labels)
         given = targets.int(), *(length.int() for length in lengths)
         ours = with_gradient(lambda x=logits, y=targets, n=lengths: rnnt_loss(x, y, *n, blank=0), logits)
         theirs = warp and with_gradient(lambda x=logits, n=given: warp.rnnt_loss(x, *n, 0, "mean"), logits)
-        yield f"rnnt_loss {_name(size, frames, labels, classes)}", ours, "warp-transducer", theirs
-    for size, frames, labels, classes in CTC:
+        yield _name("rnnt_loss", shape), ours, "warp-transducer", theirs
+    for shape in CTC:
+        size, frames, labels, classes = shape
         logits = leaf(frames, size, classes)
         targets = torch.randint(1, classes, (size, labels), generator=generator)
         call = targets, torch.full((size,), frames), torch.full((size,), labels)
@@ -124,31 +101,31 @@ def _jobs(warp: Any, fast: Any) -> Iterator[Jobs]:
         theirs = with_gradient(
             lambda x=logits, c=call: torch.nn.functional.ctc_loss(x.log_softmax(2), *c), logits
         )
-        yield f"CTC {_name(size, frames, labels, classes)}", ours, "torch", theirs
-    for size, frames, labels, classes in SIMPLE:
+        yield _name("CTC", shape), ours, "torch", theirs
+    for shape in SIMPLE:
+        size, frames, labels, classes = shape
         am, lm = leaf(size, frames, classes), leaf(size, labels + 1, classes)
         targets = torch.randint(1, classes, (size, labels), generator=generator)
         for kind, loss in _SIMPLE.items():
-            ours = with_gradient(lambda loss=loss, y=targets, a=am, b=lm: loss(pruned, b, a, y), am)
-            theirs = fast and with_gradient(lambda loss=loss, y=targets, a=am, b=lm: loss(fast, b, a, y), am)
-            yield f"{kind} {_name(size, frames, labels, classes)}", ours, "fast_rnnt", theirs
+            ours, theirs = (
+                module and with_gradient(lambda m=module, f=loss, y=targets, a=am, b=lm: f(m, b, a, y), am)
+                for module in (pruned, fast)
+            )
+            yield _name(kind, shape), ours, "fast_rnnt", theirs
 
 
-def _name(size: int, frames: int, labels: int, classes: int) -> str:
-    return f"B{size} T{frames} U{labels} V{classes}"
+def _name(kind: str, shape: tuple[int, int, int, int]) -> str:
+    return f"{kind} B{shape[0]} T{shape[1]} U{shape[2]} V{shape[3]}"
 
 
 def _whole(module: Any, lm: torch.Tensor, am: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     size, frames, _ = am.shape
     bound = torch.tensor([[0, 0, targets.shape[1], frames]]).expand(size, 4).contiguous()
-    loss, grads = module.rnnt_loss_simple(
-        lm, am, targets, 0, boundary=bound, reduction="sum", return_grad=True
-    )
+    options = {"boundary": bound, "reduction": "sum"}
+    loss, grads = module.rnnt_loss_simple(lm, am, targets, 0, return_grad=True, **options)
     ranges = module.get_rnnt_prune_ranges(*grads, bound, LABELS)
     kept = sum(module.do_rnnt_pruning(am, lm, ranges))
-    total: torch.Tensor = loss + module.rnnt_loss_pruned(
-        kept, targets, ranges, 0, boundary=bound, reduction="sum"
-    )
+    total: torch.Tensor = loss + module.rnnt_loss_pruned(kept, targets, ranges, 0, **options)
     return total
 
 
@@ -159,20 +136,16 @@ _SIMPLE: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def _warp_transducer(sources: Path | None, build: Path) -> Any:
-    if sources is None:
-        return None
+def _warp_transducer(sources: Path, build: Path) -> Any:
     package = build / "warprnnt_pytorch"
-    sys.path.insert(0, str(build))
     _compile(sources, package, "warp_rnnt", WARP, sources / "include")
     text = (sources / "pytorch_binding" / "warprnnt_pytorch" / "__init__.py").read_text()
     (package / "__init__.py").write_text(text)
+    sys.path.insert(0, str(build))
     return importlib.import_module("warprnnt_pytorch")
 
 
-def _fast_rnnt(sources: Path | None, build: Path) -> Any:
-    if sources is None:
-        return None
+def _fast_rnnt(sources: Path, build: Path) -> Any:
     _compile(sources, build, "_fast_rnnt", FAST_RNNT, sources)
     sys.path[:0] = [str(build), str(sources / "fast_rnnt" / "python")]
     return importlib.import_module("fast_rnnt")
@@ -185,23 +158,12 @@ def _compile(sources: Path, folder: Path, name: str, files: Sequence[str], inclu
         return
     folder.mkdir(parents=True, exist_ok=True)
     home = Path(torch.__path__[0])
-    headers = (
-        home / "include",
-        home / "include/torch/csrc/api/include",
-        sysconfig.get_paths()["include"],
-        include,
-    )
+    headers = home / "include", home / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]
+    libraries = ["-ltorch", "-ltorch_cpu", "-lc10", "-ltorch_python"]
     command = ["g++", "-std=c++20", "-O3", "-fPIC", "-w", "-fopenmp", "-shared"]
-    command += [f"-DTORCH_EXTENSION_NAME={name}", *(f"-I{header}" for header in headers)]
+    command += [f"-DTORCH_EXTENSION_NAME={name}", *(f"-I{header}" for header in (*headers, include))]
     command += ["-x", "c++", *(str(sources / file) for file in files), "-o", str(target)]
-    command += [
-        f"-L{home / 'lib'}",
-        "-ltorch",
-        "-ltorch_cpu",
-        "-lc10",
-        "-ltorch_python",
-        f"-Wl,-rpath,{home / 'lib'}",
-    ]
+    command += [f"-L{home / 'lib'}", *libraries, f"-Wl,-rpath,{home / 'lib'}"]
     print(" ".join(command), file=sys.stderr)
     subprocess.run(command, check=True)
 

@@ -9,33 +9,37 @@ the float64 values (`tools.gpu_pack`), a GPU. Each row is told as soon as it is 
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from fsachain.backends.cuda import plan
+from tools import CARRIED, parser_of
 from tools.bench import workloads
-from tools.bench.gpu_tables import MAKERS, Entry
-from tools.bench.gpu_timing import HEADER, Clock, GpuRow, Rates, clock_of, measure_rates, take_turns
-from tools.bench.gpu_workloads import GpuSizes
-from tools.bench.timing import Comparison, Times, some_of
-from tools.bench.workloads import CARRIED, Workloads
+from tools.bench.gpu_cases import MAKERS, Case
+from tools.bench.timing import (
+    HEADER,
+    Call,
+    Clock,
+    Comparison,
+    Row,
+    Times,
+    by_the_clock,
+    seconds_of,
+    some_of,
+    take_turns,
+)
+from tools.bench.workloads import PER_ARC, TINY, Sizes, Work, Workloads
 from tools.gpu_results import tell
 
-FULL, TINY = CARRIED / "values", CARRIED / "tiny"
-TINY_SIZES = GpuSizes(
-    long=(3, 10), numerators=(2, 12, 9), loss=(3, 12), ctc=12, classes=9, bigram=(4, 2, 10),
-    transducer=(2, 90, 40, 7), copy_bytes=1 << 16, product_side=16, seconds=0.0,
-)  # fmt: skip
-TINY_HOST = workloads.Sizes(
-    sequences=3, states=10, arcs=40, pdfs=6, numerator_states=8, numerator_pdfs=20, labels=9, label_length=4
-)
-
+VALUES, TINY_VALUES = CARRIED / "values", CARRIED / "tiny"
+# Rounds, and what two events of a device must be apart: calls are repeated until they take as long.
+TURNS: dict[str, Any] = {"rounds": (5, 50), "least": 2e-3}
+HOST_CALLS = 20
 
 # What `--variant` changes: one thing of the plans, all else as it is, so that the rows of two runs tell what that is worth.
 VARIANTS = {
@@ -51,37 +55,34 @@ VARIANTS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """1 where a row failed."""
-    options = _parser().parse_args(arguments)
-    sizes = replace(GpuSizes(), seconds=options.seconds)
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("--only", type=some_of(MAKERS), default=tuple(MAKERS), help=f"of {','.join(MAKERS)}; default: all")
+    add("--seconds", type=float, default=2.0, help="time for each group of rows")
+    add("--variant", choices=VARIANTS, help="with one thing otherwise")
+    add("--on-host", action="store_true", help="tiny cases on a device that is the host")
+    options = parser.parse_args(arguments)
     if options.variant:
         setattr(plan, *VARIANTS[options.variant])
     if not options.on_host:
-        return run(whole(), sizes, FULL, torch.device("cuda"), options.only)
+        sizes = Sizes(seconds=options.seconds)
+        return run(
+            workloads.from_folder(workloads.GRAPHS, sizes), sizes, VALUES, torch.device("cuda"), options.only
+        )
     from tools.cuda_on_host.pretend import pretended
 
     with pretended():
-        return run(tiny(), TINY_SIZES, TINY, torch.device("cpu"), options.only)
+        return run(workloads.seeded(TINY), TINY, TINY_VALUES, torch.device("cpu"), options.only)
 
 
-def whole() -> Workloads:
-    return workloads.from_folder(workloads.GRAPHS, workloads.Sizes(labels=GpuSizes().classes))
-
-
-def tiny() -> Workloads:
-    return workloads.seeded(TINY_HOST)
-
-
-def run(work: Workloads, sizes: GpuSizes, values: Path, device: torch.device, names: Sequence[str]) -> int:
+def run(work: Workloads, sizes: Sizes, values: Path, device: torch.device, names: Sequence[str]) -> int:
     """Tell rows as they come. 1 where a result is wrong or a row of ours failed."""
-    clock = clock_of(device)
-    rates = measure_rates(device, clock, sizes.product_side, sizes.copy_bytes, min(sizes.seconds, 0.5))
-    print(f"{work.source}; {rates}\n{HEADER}")
+    bench = Bench(sizes, device, values)
+    print(f"{work.source}; {bench.rates}\n{HEADER}")
     failed = False
     for name in names:
-        for entry in MAKERS[name](work, sizes):
-            failed |= not attempted(
-                entry.name, lambda entry=entry: rows(entry, values, sizes, device, clock, rates)
-            )
+        for case in MAKERS[name](work, sizes):
+            failed |= not attempted(case.name, partial(bench.rows, case))
     return int(failed)
 
 
@@ -95,89 +96,136 @@ def attempted(name: str, job: Callable[[], Any]) -> bool:
     return True
 
 
-def rows(
-    entry: Entry, values: Path, sizes: GpuSizes, device: torch.device, clock: Clock, rates: Rates
-) -> None:
-    """Of one case: compared, timed, then beside others, whose failures are theirs."""
-    ratio, what = entry.case.compare(values / entry.file, device)
-    tell(f"{entry.name}: values", ratio <= 1.0, f"{what}: {ratio:.2g} of what is allowed")
-    if ratio > 1.0:
-        raise ValueError(
-            f"{what} differs from the float64 values by {ratio:.2g} of what is allowed: not timed"
+def by_events(name: Any, run: Call, repeats: int) -> float:
+    """Of a CUDA device's own clock, on torch's current stream; calls wait for none but the last."""
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    first.record()
+    for _ in range(repeats):
+        run()
+    last.record()
+    last.synchronize()
+    return first.elapsed_time(last) * 1e-3 / repeats
+
+
+# How fast the device lets anyone be: bytes at the rate of a copy, multiply-adds at the rate of a matrix product, measured in
+# the same run. Of an arc-evaluation two multiply-adds are counted, of a batch the scores once and the gradient in and out,
+# as for the CPU (`yardstick.py`); operands that must come from shared memory or L2 are not, so that no program reaches 1.
+
+
+class Rates(NamedTuple):
+    """Bytes read and written, and float32 multiply-adds, per second."""
+
+    bytes: float
+    multiply_adds: float
+
+    def __str__(self) -> str:
+        return f"copy {self.bytes * 1e-12:.2f} TB/s, float32 {2e-12 * self.multiply_adds:.1f} TFLOP/s"
+
+    def against(self, times: Times, work: Work) -> Comparison:
+        """How far a job is from the limit of its work."""
+        limit = max(work.bytes / self.bytes, PER_ARC * work.evaluations / self.multiply_adds)
+        return Comparison("limit", times.scaled(1.0 / limit))
+
+
+def measure_rates(device: torch.device, clock: Clock, sizes: Sizes) -> Rates:
+    """Rates of a copy and of a product of two square float32 matrices."""
+    source = torch.zeros(sizes.copy_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    left, right = torch.rand(2, sizes.product_side, sizes.product_side, device=device)
+    product = torch.empty_like(left)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")  # no tensor cores: the recursions have no use for them
+    try:
+        jobs: dict[str, Call] = {
+            "copy": lambda: target.copy_(source),
+            "product": lambda: torch.mm(left, right, out=product),
+        }
+        times = take_turns(jobs, min(sizes.seconds, 0.5), clock, **TURNS)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    best = {name: taken.scaled(1.0).least for name, taken in times.items()}
+    return Rates(2 * sizes.copy_bytes / best["copy"], sizes.product_side**3 / best["product"])
+
+
+class Bench:
+    """A device, its rates, and the folder of the float64 values."""
+
+    def __init__(self, sizes: Sizes, device: torch.device, values: Path) -> None:
+        self.device, self.values, self.seconds = device, values, sizes.seconds
+        self.clock = by_events if device.type == "cuda" else by_the_clock
+        self.rates = measure_rates(device, self.clock, sizes)
+
+    def rows(self, case: Case) -> None:
+        """Of one case: compared, timed, then beside others, whose failures are theirs."""
+        ratio, what = case.compare(self.values / case.file, self.device)
+        tell(f"{case.name}: values", ratio <= 1.0, f"{what}: {ratio:.2g} of what is allowed")
+        if ratio > 1.0:
+            raise ValueError(
+                f"{what} differs from the float64 values by {ratio:.2g} of what is allowed: not timed"
+            )
+        call, evaluations = case.call(self.device), case.work.evaluations
+        times = self._taken(call)
+        limit = self.rates.against(times, case.work)
+        _tell_row(
+            Row(case.name, times=times, evaluations=evaluations, comparisons=(limit,), target=case.target)
         )
-    call = entry.case.call(device)
-    times = take_turns({"": call}, sizes.seconds, clock)[""]
-    evaluations, on_gpu = entry.work.evaluations, device.type == "cuda"
-    _tell_row(GpuRow(entry.name, evaluations, times, entry.target, None, (rates.against(times, entry.work),)))
-    if entry.memory:
-        _tell_row(GpuRow(f"{entry.name}: memory", 0, times, entry.memory, _peak(call, device)))
-    _tell_row(GpuRow(f"{entry.name}: host", 0, _host_times(call, on_gpu)))
-    if on_gpu and entry.case.trains:
-        _replay(entry, sizes, device, clock)
-    for name, loss in entry.peers.items():
-        theirs = replace(entry.case, loss=loss)
+        if case.memory:
+            peak = {"GB": self._peak(call) * 1e-9}
+            _tell_row(Row(f"{case.name}: memory", times=times, figures=peak, target=case.memory))
+        _tell_row(Row(f"{case.name}: host", times=self._until_it_returns(call)))
+        if self.device.type == "cuda" and case.trains:
+            replayed = self._taken(self._graph(case))
+            _tell_row(Row(f"{case.name}: replay", times=replayed, evaluations=evaluations))
+        for name, loss in case.peers.items():
+            title = f"{case.name}: {name}"
+            attempted(title, partial(self._beside, title, call, replace(case, loss=loss)))
 
-        def beside(name: str = name, theirs: Any = theirs) -> None:
-            both = take_turns({"ours": call, "theirs": theirs.call(device)}, sizes.seconds, clock)
-            ratio = Comparison("ours / theirs", both["ours"].over(both["theirs"]))
-            _tell_row(GpuRow(f"{entry.name}: {name}", 0, both["theirs"], None, None, (ratio,)))
+    def _taken(self, call: Call) -> Times:
+        return take_turns({"": call}, self.seconds, self.clock, **TURNS)[""]
 
-        attempted(f"{entry.name}: {name}", beside)
+    def _beside(self, title: str, call: Call, peer: Case) -> None:
+        jobs = {"ours": call, "theirs": peer.call(self.device)}
+        both = take_turns(jobs, self.seconds, self.clock, **TURNS)
+        ratio = Comparison("ours / theirs", both["ours"].over(both["theirs"]))
+        _tell_row(Row(title, times=both["theirs"], comparisons=(ratio,)))
+
+    def _until_it_returns(self, call: Call) -> Times:
+        """Seconds until calls return, on an idle device."""
+        taken = []
+        for _ in range(HOST_CALLS):
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+            taken.append(seconds_of(call))
+        return Times(tuple(taken))
+
+    def _graph(self, case: Case) -> Call:
+        """The replay of a CUDA graph of the case's step."""
+        scores, side = case.scores(self.device), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                case.step(scores)
+        torch.cuda.current_stream().wait_stream(side)
+        scores.grad = None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            case.step(scores)
+        return graph.replay
+
+    def _peak(self, call: Call) -> int:
+        """The most bytes of torch's pool during a call; 0 for a device that does not tell."""
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.reset_peak_memory_stats(self.device)
+        call()
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device)
 
 
-def _tell_row(row: GpuRow) -> None:
+def _tell_row(row: Row) -> None:
     print(row, flush=True)
     tell(row.name, True, row.verdict or f"{row.value:.3f} ms", row=row.record())
-
-
-def _host_times(call: Callable[[], object], on_gpu: bool) -> Times:
-    """Seconds until calls return, on an idle device."""
-    taken = []
-    for _ in range(20):
-        if on_gpu:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        taken.append(time.perf_counter() - start)
-    return Times(tuple(taken))
-
-
-def _replay(entry: Entry, sizes: GpuSizes, device: torch.device, clock: Clock) -> None:
-    scores = entry.case.scores(device)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(2):
-            entry.case.step(scores)
-    torch.cuda.current_stream().wait_stream(side)
-    scores.grad = None
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        entry.case.step(scores)
-    times = take_turns({"": graph.replay}, sizes.seconds, clock)[""]
-    _tell_row(GpuRow(f"{entry.name}: replay", entry.work.evaluations, times))
-
-
-def _peak(call: Callable[[], object], device: torch.device) -> int:
-    """The most bytes of torch's pool during a call; 0 for a device that does not tell."""
-    if device.type != "cuda":
-        return 0
-    torch.cuda.reset_peak_memory_stats(device)
-    call()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--only", type=some_of(MAKERS), default=tuple(MAKERS), help=f"of {','.join(MAKERS)}; default: all")
-    add("--seconds", type=float, default=GpuSizes.seconds, help="time for each group of rows")
-    add("--variant", choices=VARIANTS, help="with one thing otherwise")
-    add("--on-host", action="store_true", help="tiny cases on a device that is the host")
-    return parser
 
 
 if __name__ == "__main__":

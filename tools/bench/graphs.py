@@ -1,6 +1,6 @@
 """Print what graphs cost: numerators beside Kaldi's own compiler and in bulk, phone models with denominators by size.
 
-    python -m tools.bench.graphs [--kaldi PYTHON] [--shared DIR] [--transcripts 300] [--rounds 5]
+    python -m tools.bench.graphs [--kaldi PYTHON] [--transcripts 300] [--rounds 5]
 
 PYTHON is the interpreter of an environment with kaldi-hmm-gmm; `make bench-graphs` makes one. Lexicons are those of the
 golden cases; transcripts are drawn. Kaldi's compiler is that of compile-train-graphs, from words to a graph over
@@ -10,15 +10,14 @@ take turns, and a ratio is formed in each round.
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
 import sys
 import tempfile
 import time
 import tracemalloc
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -34,16 +33,15 @@ from fsachain.graph.shards import NumeratorMaker, make_shards
 from fsachain.graph.topology import Topology
 from fsachain.kaldi.model import read_context_tree
 from fsachain.table import compile_table
-from tools.bench.timing import Spread
+from tools import SHARED, parser_of
+from tools.bench.timing import Call, Times, seconds_of
 from tools.golden.graphs import cases
 from tools.golden.oracle import Job, compile_jobs
-from tools.golden.table import SHARED
 
 LONGEST = 12  # words
 LARGE_LEXICON = "lm6_biphone_tied"
-SENTENCES = (5_000, 10_000, 20_000, 40_000)
+SENTENCES = 5_000, 10_000, 20_000, 40_000
 DIGITS = ("oh", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-MEGA, NANO = 1e6, 1e9
 
 
 def read_lexicon(folder: Path) -> Lexicon:
@@ -58,32 +56,23 @@ def drawn(words: Sequence[str], count: int, longest: int, *, skew: float = 0.0) 
     return [tuple(words[i] for i in rng.choice(len(words), size, p=share / share.sum())) for size in sizes]
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    """Time of the processor in this thread."""
-    begin = time.thread_time()
-    work()
-    return time.thread_time() - begin
+def thread_time(work: Call) -> float:
+    return seconds_of(work, now=time.thread_time)
 
 
 def beside_kaldi(folders: Sequence[Path], python: Path, count: int, rounds: int) -> Iterator[str]:
     """A line for each case: nanoseconds per arc of Kaldi's compiler, of ours, and of ours with the compiled table."""
-    yield f"{'case':18} {'words':>6} {'Kaldi':>8} {'ours':>8} {'+ table':>8}  {'ours / Kaldi':>12} {'+ table / Kaldi':>16}"
-    lexicons = [read_lexicon(folder) for folder in folders]
-    chain = Topology.chain()
-    jobs = [
-        Job(x, chain, [[phone] for phone in range(1, len(x.phones) + 1)], drawn(x.words, count, LONGEST))
-        for x in lexicons
-    ]
+    yield f"{'case':18} {'words':>6} {'Kaldi':>8} {'ours':>8} {'+ table':>8}  {'ours / Kaldi':>17} {'+ table / Kaldi':>17}"
+    jobs = []
+    for lexicon in map(read_lexicon, folders):
+        sets = [[phone] for phone in range(1, len(lexicon.phones) + 1)]
+        jobs.append(Job(lexicon, Topology.chain(), sets, drawn(lexicon.words, count, LONGEST)))
     taken = np.array([_round(jobs, python) for _ in range(rounds)])  # [round, case, program]
-    for case, folder in enumerate(folders):
-        kaldi, graphs, tables = (taken[:, case, program] * NANO for program in range(3))
-        middle = [float(np.median(times)) for times in (kaldi, graphs, tables)]
-        ratios = [Spread.of((times / kaldi).tolist()) for times in (graphs, tables)]
-        times = " ".join(f"{value:8.0f}" for value in middle)
-        yield (
-            f"{folder.name:18} {len(lexicons[case].words):6} {times}  "
-            f"{ratios[0].median:6.2f} <={ratios[0].most:4.2f} {ratios[1].median:10.2f} <={ratios[1].most:4.2f}"
-        )
+    for job, folder, seconds in zip(jobs, folders, taken.transpose(1, 2, 0), strict=True):
+        kaldi, *ours = (Times(tuple(row)) for row in seconds)
+        middle = " ".join(f"{times.scaled(1e9).median:8.0f}" for times in (kaldi, *ours))
+        ratios = " ".join(f"{times.over(kaldi)!s:>17}" for times in ours)
+        yield f"{folder.name:18} {len(job.lexicon.words):6} {middle}  {ratios}"
 
 
 def _round(jobs: Sequence[Job], python: Path) -> list[tuple[float, float, float]]:
@@ -95,8 +84,8 @@ def _round(jobs: Sequence[Job], python: Path) -> list[tuple[float, float, float]
         tree = ContextTree.monophone(job.lexicon.phones, job.topology)
         numerators = (build_numerator(words, job.lexicon, tree).fsa for words in job.transcripts)
         fsas: list[Fsa] = []
-        graphs = seconds_of(partial(fsas.extend, numerators))
-        tables = seconds_of(partial(deque, (compile_table(fsa, tree.num_pdfs) for fsa in fsas), 0))
+        graphs = thread_time(partial(fsas.extend, numerators))
+        tables = thread_time(partial(deque, (compile_table(fsa, tree.num_pdfs) for fsa in fsas), 0))
         arcs = sum(fsa.num_arcs for fsa in fsas)
         kaldi = sum(cost.seconds for cost in theirs) / sum(cost.num_arcs for cost in theirs)
         result.append((kaldi, graphs / arcs, (graphs + tables) / arcs))
@@ -120,11 +109,17 @@ def in_bulk(folder: Path, rounds: int) -> Iterator[str]:
         rates = []
         for maker in (NumeratorMaker(words, tree), NumeratorMaker(words, tree, graph.normalization_fsa())):
             with tempfile.TemporaryDirectory(prefix="fsachain-") as out:
-                times = [
-                    seconds_of(partial(make_shards, said, maker, Path(out, str(n)))) for n in range(rounds)
-                ]
-            rates.append(len(said) / float(np.median(times)))
+                works = [partial(make_shards, said, maker, Path(out, str(n))) for n in range(rounds)]
+                rates.append(len(said) / float(np.median([thread_time(work) for work in works])))
         yield f"{name:34} {rates[0]:10.0f}  {rates[1]:18.0f}"
+
+
+def models(folder: Path) -> Iterator[str]:
+    """A line for each size of text, each in a process of its own."""
+    yield "sentences      phones    phone LM states / arcs   den     LM, s   den, s  peak, MB"
+    for count in SENTENCES:
+        with get_context("spawn").Pool(1) as pool:
+            yield pool.apply(model_row, (folder, count))
 
 
 def model_row(folder: Path, count: int) -> str:
@@ -133,38 +128,25 @@ def model_row(folder: Path, count: int) -> str:
     said = drawn(lexicon.words, count, LONGEST + 1, skew=1.0)
     phones = [[int(phone) for phone in sentence] for sentence in lm_phones(said, lexicon, seed=1)]
     tree = read_context_tree(folder / "tree", folder / "0.trans_mdl", lexicon.phones)
-    models: list[Fsa] = []
-    seconds = [seconds_of(lambda: models.append(estimate_phone_lm(phones)))]
-    seconds.append(seconds_of(lambda: models.append(build_denominator(models[0], tree))))
-    sizes = " ".join(f"{model.num_states:7,} / {model.num_arcs:6,}" for model in models)
+    made: list[Fsa] = []
+    seconds = [thread_time(lambda: made.append(estimate_phone_lm(phones)))]
+    seconds.append(thread_time(lambda: made.append(build_denominator(made[0], tree))))
+    sizes = " ".join(f"{model.num_states:7,} / {model.num_arcs:6,}" for model in made)
     tracemalloc.start()  # in a pass of its own, which is much slower
     build_denominator(estimate_phone_lm(phones), tree)
-    peak = tracemalloc.get_traced_memory()[1] / MEGA
-    tracemalloc.stop()
+    peak = tracemalloc.get_traced_memory()[1] / 1e6
     return f"{count:9,} {sum(map(len, phones)):11,} {sizes} {seconds[0]:8.2f} {seconds[1]:8.2f} {peak:8.0f}"
 
 
-def models(folder: Path) -> Iterator[str]:
-    """A line for each size of text, each in a process of its own."""
-    yield "sentences      phones    phone LM states / arcs   den     LM, s   den, s  peak, MB"
-    context = multiprocessing.get_context("spawn")
-    for count in SENTENCES:
-        with context.Pool(1) as pool:
-            yield pool.apply(model_row, (folder, count))
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
     parser.add_argument("--kaldi", type=Path, help="interpreter with kaldi-hmm-gmm; without it no comparison")
-    parser.add_argument("--shared", type=Path, default=SHARED, help="folder with golden/")
     parser.add_argument("--transcripts", type=int, default=300, help="for each case")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args(arguments)
-    folders = cases(options.shared)
+    folders = cases(SHARED)
     if not folders:
-        print(f"{options.shared}: no lexicons found; expected golden/kaldi/lm", file=sys.stderr)
+        print(f"{SHARED}: no lexicons found; expected golden/kaldi/lm", file=sys.stderr)
         return 2
     large = next(folder for folder in folders if folder.name == LARGE_LEXICON)
     tables = [in_bulk(large, options.rounds), models(large)]

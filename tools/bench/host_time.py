@@ -10,33 +10,30 @@ torch's, tells how fast the machine was.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from statistics import median
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from fsachain import TableBatch, compile_table
+from fsachain import TableBatch
 from fsachain.backends.cuda import backend
 from fsachain.backends.cuda.ctc import Targets, Task, ctc
 from fsachain.backends.cuda.device import Limits
-from fsachain.denominator import DenominatorGraph
 from fsachain.train.source import SupervisedBatch
 from fsachain.train.trainer import laid_out, prefetch
-from tools.bench.workloads import connected, left_to_right
+from tools import parser_of
+from tools.bench.timing import Call, seconds_of
+from tools.bench.workloads import entered_by_one_pdf, left_to_right, packed
 from tools.cuda_on_host import libcuda
 
 H200 = Limits((9, 0), 132, 232_448, 8, 139 << 30)
 TARGETS = {"denominator": 0.25, "numerators": 0.2, "CTC": 0.25, "unseen": 6.0}  # ms
 FRAMES = 16  # the host's work does not depend on them
-
-Call = Callable[[], Any]
 
 
 @contextmanager
@@ -63,10 +60,8 @@ def occupancies(cupy: Any, batch: TableBatch, leaky: float) -> Call:
 
 
 def numerators(rng: np.random.Generator, size: int = 128, states: int = 200, pdfs: int = 2000) -> TableBatch:
-    fsas = [
-        left_to_right(rng.integers(0, pdfs, states), np.zeros(states, bool), -1.0, 1) for _ in range(size)
-    ]
-    return TableBatch.pack([compile_table(fsa, pdfs) for fsa in fsas])
+    chains = (rng.integers(0, pdfs, states) for _ in range(size))
+    return packed((left_to_right(chain, np.zeros(states, bool), -1.0, 1) for chain in chains), pdfs)
 
 
 def losses(cupy: Any, size: int = 32, classes: int = 500, labels: int = 40) -> Call:
@@ -83,12 +78,9 @@ def losses(cupy: Any, size: int = 32, classes: int = 500, labels: int = 40) -> C
 
 
 def cases(cupy: Any) -> dict[str, Call]:
-    rng = np.random.default_rng(0)
-    fsa = connected(3033, 51_022, 84)
-    denominator = DenominatorGraph(replace(fsa, pdf=fsa.dst % 84), 84).batch(128)
     return {
-        "denominator": occupancies(cupy, denominator, 1e-5),
-        "numerators": occupancies(cupy, numerators(rng), 0.0),
+        "denominator": occupancies(cupy, entered_by_one_pdf(3033, 51_022, 84).batch(128), 1e-5),
+        "numerators": occupancies(cupy, numerators(np.random.default_rng(0)), 0.0),
         "CTC": losses(cupy),
     }
 
@@ -109,12 +101,7 @@ def milliseconds(call: Call, count: int, before: int = 20) -> list[float]:
     """Of the calling thread, for each of `count` calls, after some by which everything is compiled and uploaded."""
     for _ in range(before):
         call()
-    taken = []
-    for _ in range(count):
-        start = time.thread_time_ns()
-        call()
-        taken.append(1e-6 * (time.thread_time_ns() - start))
-    return taken
+    return [1e3 * seconds_of(call, now=time.thread_time) for _ in range(count)]
 
 
 def work(call: Call) -> tuple[int, int]:
@@ -141,9 +128,7 @@ def tell(name: str, taken: Sequence[float], more: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--clusters", type=int, default=33, help="of 4 blocks, that run at once")
     options = parser.parse_args(arguments)

@@ -11,64 +11,80 @@ work by the loop that anyone would write first, in one thread with scores x 1.
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import platform
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tools.bench import machine, peak, peers, tables, transducer, workloads
+from tools import ROOT, parser_of
+from tools.bench import workloads
+from tools.bench.tables import MAKERS
 from tools.bench.timing import HEADER, some_of
-from tools.bench.workloads import Sizes, Workloads
+from tools.bench.workloads import Sizes
 
-RESULTS = machine.ROOT / "benchmarks" / "results"
-MAKERS = {
-    "denominator": tables.leaky_denominator, "long": tables.long_denominator,
-    "exact": tables.exact_denominator, "numerators": tables.numerators, "ctc": tables.ctc,
-    "packing": tables.packing, "loss": tables.whole_loss, "forgiving": tables.forgiving, "memory": peak.memory,
-    "growth": tables.growth, "transducer": transducer.transducer, "peers": peers.beside_peers,
-}  # fmt: skip
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    sizes = replace(Sizes(), frames=options.frames, seconds=options.seconds, threads=options.threads)
-    found = (options.graphs / "den_wsj.npz").is_file()
-    if not found and options.graphs != workloads.GRAPHS:
-        parser.error(
-            f"--graphs {options.graphs}: no den_wsj.npz there; without --graphs seeded graphs are timed"
-        )
-    work = workloads.from_folder(options.graphs, sizes) if found else workloads.seeded(sizes)
-    run(work, sizes, options.only, RESULTS if options.save else None)
-    return 0
-
-
-def run(work: Workloads, sizes: Sizes, names: Sequence[str], folder: Path | None) -> None:
-    facts = machine.describe()
-    print(machine.one_line(facts))
-    print(f"{work.source}; " + "; ".join(f"{name}: {graph}" for name, graph in work.denominators.items()))
-    print(f"T {sizes.frames} unless a row says another, float32")
-    records: dict[str, list[dict[str, Any]]] = {}
-    for name in names:
-        table = MAKERS[name](work, sizes)
-        print(f"\n{name}: {table.title}", HEADER, *table.rows, sep="\n", flush=True)
-        records[table.title] = [row.record() for row in table.rows]
-    if folder is not None:
-        print(f"\nwrote {machine.save({**facts, 'graphs': work.source}, records, folder)}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     add = parser.add_argument
     add("--only", type=some_of(MAKERS), default=tuple(MAKERS), help=f"of {','.join(MAKERS)}; default: all")
     add("--threads", type=_counts, default=Sizes.threads, help="counts of threads, default 1,2")
     add("--seconds", type=float, default=Sizes.seconds, help="time for each group of rows")
-    add("--frames", type=int, default=Sizes.frames, help="frames of each sequence")
-    add("--graphs", type=Path, default=workloads.GRAPHS, help="folder of benchmark graphs (npz)")
     add("--save", action="store_true", help="write benchmarks/results/cpu-<date>.json too")
-    return parser
+    options = parser.parse_args(arguments)
+    sizes = replace(Sizes(), seconds=options.seconds, threads=options.threads)
+    found = (workloads.GRAPHS / "den_wsj.npz").is_file()
+    work = workloads.from_folder(workloads.GRAPHS, sizes) if found else workloads.seeded(sizes)
+    machine = {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        **{package: metadata.version(package) for package in ("numba", "torch")},
+    }
+    busy = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    print(", ".join(f"{name} {value}" for name, value in machine.items()) + busy)
+    print(f"{work.source}; " + "; ".join(f"{name}: {graph}" for name, graph in work.denominators.items()))
+    print(f"T {sizes.frames} unless a row says another, float32")
+    records = {}
+    for name in options.only:
+        table = MAKERS[name](work, sizes)
+        print(f"\n{name}: {table.title}", HEADER, *table.rows, sep="\n", flush=True)
+        records[table.title] = [row.record() for row in table.rows]
+    if options.save:
+        print(f"\nwrote {save({**machine, 'graphs': work.source}, records)}")
+    return 0
+
+
+def save(machine: dict[str, Any], tables: dict[str, list[dict[str, Any]]]) -> Path:
+    """Replaces an earlier file of the day."""
+    date = datetime.now(UTC).date().isoformat()
+    path = RESULTS / f"cpu-{date}.json"
+    record = {"device": machine, "date": date, "commit": _commit(), "tables": tables}
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def _commit() -> str | None:
+    """The commit of this checkout, "+" after it where files differ; None without git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu() -> str:
+    facts = Path("/proc/cpuinfo")
+    lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _counts(text: str) -> tuple[int, ...]:

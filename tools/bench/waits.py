@@ -9,15 +9,13 @@ nothing before; the least and the median of all rounds.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 
@@ -25,43 +23,42 @@ import numpy as np
 import torch
 
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.denominator import DenominatorGraph
 from fsachain.graph.lexicon import Lexicon
 from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss
-from tools.bench.workloads import connected, left_to_right
+from tools import parser_of
+from tools.bench.timing import Call, seconds_of
+from tools.bench.workloads import entered_by_one_pdf, left_to_right
 
-KINDS = ("calls", "tables")
+KINDS = "calls", "tables"
 FRAMES, PDFS = 50, 40
-CALL_LIMITS = (12.0, 5.0, 8.0)  # seconds, of the rows of `first_calls`
+# Seconds.
+CALL_LIMITS = {"LFMMILoss, float32": 12.0, "then ctc_loss, float32": 5.0, "then LFMMILoss, float64": 8.0}
 TABLE_LIMIT = 0.6
+LONE = {"OMP_NUM_THREADS": "1", "FSACHAIN_QUIET": "1"}
 
 
-def seconds_of(work: Callable[[], object]) -> float:
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin
-
-
-def first_calls() -> Iterator[tuple[str, float]]:
-    """Names and seconds, in this process."""
+def first_calls() -> list[float]:
+    """Seconds of calls in this process."""
     numerators = [left_to_right(n + np.arange(20), np.zeros(20, bool), -1.0, 1) for n in range(4)]
-    fsa = connected(300, 3000, PDFS)
-    graph = DenominatorGraph(replace(fsa, pdf=fsa.dst % PDFS), PDFS)
+    graph = entered_by_one_pdf(300, 3000, PDFS)
     scores = torch.randn(4, FRAMES, PDFS, generator=torch.manual_seed(1))
     lengths, sizes = torch.full((4,), FRAMES), torch.full((4,), 10)
     targets = torch.arange(40).reshape(4, 10) % (PDFS - 1) + 1
 
     def lfmmi(dtype: torch.dtype) -> None:
-        leaf = scores.to(dtype).requires_grad_()
-        LFMMILoss(graph)(leaf, lengths, numerators).backward()
+        LFMMILoss(graph)(scores.to(dtype).requires_grad_(), lengths, numerators).backward()
 
     def ctc() -> None:
         ctc_loss(scores.log_softmax(-1).transpose(0, 1).requires_grad_(), targets, lengths, sizes).backward()
 
-    yield "LFMMILoss, float32", seconds_of(lambda: lfmmi(torch.float32))
-    yield "then ctc_loss, float32", seconds_of(ctc)
-    yield "then LFMMILoss, float64", seconds_of(lambda: lfmmi(torch.float64))
+    return [
+        processor_time(call) for call in (partial(lfmmi, torch.float32), ctc, partial(lfmmi, torch.float64))
+    ]
+
+
+def processor_time(call: Call) -> float:
+    return seconds_of(call, now=time.process_time)
 
 
 def write_tables(folder: Path, count: int) -> None:
@@ -74,25 +71,19 @@ def write_tables(folder: Path, count: int) -> None:
     plain, cut = folder / "plain", folder / "cut"
     for place in (plain, cut):
         place.mkdir()
-        write_lines(place / "text", (f"{name} {text}" for name, text in zip(ids, texts, strict=True)))
-        write_lines(place / "utt2spk", (f"{name} {name[:11]}" for name in ids))
-    write_lines(plain / "wav.scp", (f"{name} audio/{name[:11]}/{name}.flac" for name in ids))
-    write_lines(cut / "wav.scp", (f"talk{n:04} audio/talk{n:04}.flac" for n in range(count // 100 + 1)))
-    write_lines(
-        cut / "segments",
-        (
-            f"{name} talk{n // 100:04} {n % 100 * 7.25:.2f} {n % 100 * 7.25 + 6.5:.2f}"
-            for n, name in enumerate(ids)
-        ),
-    )
+        _write(place / "text", (f"{name} {text}" for name, text in zip(ids, texts, strict=True)))
+        _write(place / "utt2spk", (f"{name} {name[:11]}" for name in ids))
+    _write(plain / "wav.scp", (f"{name} audio/{name[:11]}/{name}.flac" for name in ids))
+    _write(cut / "wav.scp", (f"talk{n:04} audio/talk{n:04}.flac" for n in range(count // 100 + 1)))
+    starts = [(name, n // 100, n % 100 * 7.25) for n, name in enumerate(ids)]
+    _write(cut / "segments", (f"{name} talk{n:04} {t:.2f} {t + 6.5:.2f}" for name, n, t in starts))
     phones = ["AA", "AE", "AH", "B", "D", "EH", "F", "G", "IH", "K", "L", "M", "N", "OW", "P", "R", "S", "T"]
-    write_lines(
-        folder / "lexicon.txt",
-        (f"{word} {' '.join(rng.choices(phones, k=rng.randint(3, 10)))}" for word in words),
+    _write(
+        folder / "lexicon.txt", (f"{w} {' '.join(rng.choices(phones, k=rng.randint(3, 10)))}" for w in words)
     )
 
 
-def write_lines(path: Path, lines: Iterator[str]) -> None:
+def _write(path: Path, lines: Iterable[str]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
@@ -103,44 +94,33 @@ TABLES: dict[str, Callable[[Path], object]] = {
 }
 
 
-def in_process(*arguments: str, **environment: str) -> str:
-    command = [sys.executable, "-m", "tools.bench.waits", *arguments]
-    found = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, check=True)
-    return found.stdout.decode()
+def read_table(name: str, folder: Path) -> float:
+    return processor_time(partial(TABLES[name], folder))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = parser_of(__doc__)
     parser.add_argument("kinds", nargs="*", choices=[*KINDS, []], help="by default both")
     parser.add_argument("--rounds", type=int, default=5, help="of tables")
     parser.add_argument("--lines", type=int, default=100_000)
-    parser.add_argument("--first-calls", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--table", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    if options.first_calls:
-        for (name, seconds), limit in zip(first_calls(), CALL_LIMITS, strict=True):
-            print(f"{name:30} {seconds:6.2f} s, limit {limit:.0f}", flush=True)
-        return 0
-    if options.table is not None:
-        name, folder = options.table
-        print(seconds_of(lambda: TABLES[name](Path(folder))))
-        return 0
     kinds = options.kinds or KINDS
-    with tempfile.TemporaryDirectory(prefix="fsachain-") as place:
-        if "calls" in kinds:
-            cache = {
-                "NUMBA_CACHE_DIR": str(Path(place, "kernels")),
-                "OMP_NUM_THREADS": "1",
-                "FSACHAIN_QUIET": "1",
-            }
-            print(in_process("--first-calls", **cache), end="")
-        if "tables" in kinds:
-            write_tables(Path(place), options.lines)
-            for name in TABLES:
-                taken = [float(in_process("--table", name, place)) for _ in range(options.rounds)]
-                print(f"{name:30} least {min(taken):.2f} s, median {median(taken):.2f}, limit {TABLE_LIMIT}")
+    with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
+        place = Path(folder)
+        os.environ.update(LONE, NUMBA_CACHE_DIR=str(place / "kernels"))
+        # A process for each task.
+        with get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+            if "calls" in kinds:
+                seconds = pool.apply(first_calls)
+                for (name, limit), taken in zip(CALL_LIMITS.items(), seconds, strict=True):
+                    print(f"{name:30} {taken:6.2f} s, limit {limit:.0f}", flush=True)
+            if "tables" in kinds:
+                write_tables(place, options.lines)
+                for name in TABLES:
+                    times = [pool.apply(read_table, (name, place)) for _ in range(options.rounds)]
+                    print(
+                        f"{name:30} least {min(times):.2f} s, median {median(times):.2f}, limit {TABLE_LIMIT}"
+                    )
     return 0
 
 
