@@ -7,30 +7,29 @@ too much memory is named and the others go on. What made it fail is kept in the 
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import re
 import resource
-import signal
+import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import atheris
 
+from tools import ROOT, parser_of
 from tools.fuzz.damage import damaged
 
 # The parsers alone: numba compiles the bytecode of the backends, which must stay as it is. Atheris leaves out what is
 # named, and not what is inside it.
-PACKAGE = Path(__file__).resolve().parents[2] / "fsachain"
+BACKENDS = ROOT / "fsachain" / "backends"
 COMPILED = [
-    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-    for path in [PACKAGE / "backends", *(PACKAGE / "backends").rglob("*")]
+    ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in [BACKENDS, *BACKENDS.rglob("*")]
 ]
 with atheris.instrument_imports(include=["fsachain", "yaml", "zipfile"], exclude=COMPILED):
     from fsachain.errors import FsachainError
@@ -56,9 +55,8 @@ def fuzz(reader: Reader, seconds: int, folder: Path) -> None:
     os.dup2(said, 1)
     os.dup2(said, 2)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
-    corpus = folder / "corpus"
-    corpus.mkdir(parents=True)
-    path = folder / f"file{reader.suffix}"
+    corpus, path = folder / "corpus", folder / f"file{reader.suffix}"
+    corpus.mkdir()
     reader.write(path)
     sound = path.read_bytes()
     reader.read(path)  # what is loaded on first use is not of this file
@@ -74,61 +72,39 @@ def fuzz(reader: Reader, seconds: int, folder: Path) -> None:
             content = generator.choice(reader.reseal)(sound, partial(damaged, generator=generator))
         read_once(reader, path, content)
 
-    options = (
-        f"-max_total_time={seconds} -timeout={HANG_SECONDS} -max_len={LARGEST} -artifact_prefix={folder}/"
+    limits = (
+        f"-max_total_time={seconds}",
+        f"-timeout={HANG_SECONDS}",
+        f"-max_len={LARGEST}",
+        "-rss_limit_mb=6000",
     )
-    options += " -rss_limit_mb=6000 -print_final_stats=1 -verbosity=0"
-    atheris.Setup([sys.argv[0], str(corpus), *options.split()], one_input)
+    output = f"-artifact_prefix={folder}/", "-print_final_stats=1", "-verbosity=0"  # else it writes beside us
+    atheris.Setup([sys.argv[0], str(corpus), *limits, *output], one_input)
     atheris.Fuzz()
-
-
-def wait_for(process: int, seconds: float) -> int | None:
-    """The exit status of a child, negative for a signal; None if it took longer and was killed."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        ended, status = os.waitpid(process, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    os.kill(process, signal.SIGKILL)
-    os.waitpid(process, 0)
-    return None
 
 
 def run_one(reader: Reader, seconds: int, out: Path) -> tuple[int, str]:
     """Executions of a reader, and its finding or nothing."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        process = os.fork()
-        if process == 0:
-            try:
-                fuzz(reader, seconds, folder)
-            finally:
-                os._exit(1)
-        status = wait_for(process, seconds + GRACE_SECONDS)
+        child = get_context("fork").Process(target=fuzz, args=(reader, seconds, folder))
+        child.start()
+        child.join(seconds + GRACE_SECONDS)
+        hangs = child.is_alive()
+        child.kill()
+        child.join()
         said = (folder / "stderr.txt").read_text(encoding="utf-8", errors="replace")
         found = re.search(r"number_of_executed_units:\s*(\d+)", said)
         executions = int(found[1]) if found else 0
-        if status == 0:
-            return executions, "" if executions else "nothing was executed"
-        kept = ", ".join(_keep(reader, folder, out, hung=status is None))
-        if status is None:
-            return executions, f"hangs ({kept})"
+        if child.exitcode == 0:
+            return executions, "" if executions else f"nothing was executed: {said[-2000:]}"
+        # The last file, which made it fail, as it was read: sealed again where its checksums must hold.
+        kept = out / f"{reader.name.replace(' ', '-')}-found{reader.suffix}"
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / f"file{reader.suffix}", kept)
         reasons = re.findall(r"(?m)^\w+(?:\.\w+)*(?:Error|Exception|Proportion).*$", said)
-        return executions, f"{reasons[-1] if reasons else f'status {status}'} ({kept or said[-2000:]})"
-
-
-def _keep(reader: Reader, folder: Path, out: Path, *, hung: bool) -> list[str]:
-    out.mkdir(parents=True, exist_ok=True)
-    kinds = ("crash", "timeout", "oom", "leak")
-    files = {artifact: artifact.name for kind in kinds for artifact in folder.glob(f"{kind}-*")}
-    last = folder / f"file{reader.suffix}"
-    if hung and last.exists():
-        files[last] = "hang"
-    kept = [out / f"{reader.name.replace(' ', '-')}-{name}" for name in files.values()]
-    for source, path in zip(files, kept, strict=True):
-        path.write_bytes(source.read_bytes())
-    return [str(path) for path in kept]
+        reason = reasons[-1] if reasons else f"status {child.exitcode}"
+        return executions, f"{'hangs' if hangs else reason} ({kept})"
 
 
 def replay(path: Path) -> None:
@@ -141,16 +117,18 @@ def replay(path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="tools.fuzz.run", description=__doc__)
+    parser = parser_of(__doc__)
+    by_name = {reader.name: reader for reader in READERS}
     parser.add_argument("--seconds", type=int, default=600, help="for all readers together (default 600)")
-    parser.add_argument("--reader", action="append", help="only this one; may be given several times")
+    parser.add_argument(
+        "--reader", action="append", choices=by_name, help="only this one; may be given several times"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="folder for findings")
     parser.add_argument("--replay", type=Path, help="read a kept file again instead")
     options = parser.parse_args(arguments)
     if options.replay:
         replay(options.replay)
         return 0
-    by_name = {reader.name: reader for reader in READERS}
     chosen = [by_name[name] for name in options.reader or by_name]
     total, findings = 0, 0
     for reader in chosen:
