@@ -119,10 +119,8 @@ __thread Self* self = nullptr;
 int wait_block(Place place, Reduction reduction, int value) {
   Thread& thread = current();
   thread.fenced = false;  // a fence covers what its own thread has seen, and the barrier brings more
-  Barrier& barrier = thread.block->barrier;
-  const std::uint32_t phase = barrier.arrive(thread, place, true, reduction, value, true);
-  barrier.wait(thread, phase);
-  return reduction == Reduction::kAnd ? barrier.reduced(phase) >> 1 & 1 : barrier.reduced(phase) & 1;
+  const int reduced = thread.block->barrier.meet(thread, place, true, reduction, value);
+  return reduction == Reduction::kAnd ? reduced >> 1 & 1 : reduced & 1;
 }
 
 const Shown* meet_warp(Place place, unsigned mask, std::uint64_t bits) {
@@ -134,33 +132,13 @@ const Shown* meet_warp(Place place, unsigned mask, std::uint64_t bits) {
   // A lane is one meeting ahead of another at most: two sets of values suffice.
   Shown* shown = warp.shown[++thread.warp_meetings & 1];
   shown[thread.lane] = {bits, thread.warp_meetings};
-  const std::uint32_t phase = warp.barrier.arrive(thread, place, true, Reduction::kNone, 0, true);
-  warp.barrier.wait(thread, phase);
+  warp.barrier.meet(thread, place, true);
   return shown;
-}
-
-void wait_grid(Place place) {
-  Thread& thread = current();
-  if (!thread.team->launch->cooperative) thread.team->fail(name_of(place) + " in a launch that is not cooperative");
-  const std::uint32_t phase = thread.team->grid.arrive(thread, place, false, Reduction::kNone, 0, true);
-  thread.team->grid.wait(thread, phase);
-}
-
-void arrive_cluster(Place place) {
-  Thread& thread = current();
-  if (thread.arrived_at_cluster)
-    thread.team->fail(name_of(thread) + ": " + name_of(place) + " before a wait for the last arrival");
-  thread.arrived_at_cluster = true;
-  thread.cluster_phase =
-      thread.team->clusters[thread.block->cluster]->arrive(thread, place, false, Reduction::kNone, 0, false);
 }
 
 void wait_cluster(Place place) {
   Thread& thread = current();
-  if (!thread.arrived_at_cluster) thread.team->fail(name_of(thread) + ": " + name_of(place) + " without an arrival");
-  Barrier& barrier = *thread.team->clusters[thread.block->cluster];
-  barrier.wait_later(thread, place, thread.cluster_phase);
-  thread.arrived_at_cluster = false;
+  thread.team->clusters[thread.block->cluster]->meet(thread, place, false);
 }
 
 unsigned char* shared_memory_of_rank(void* own, unsigned rank) {
@@ -243,9 +221,7 @@ void store_async(void* to, const void* value, unsigned bytes, Wide* arrivals) {
 void await_arrivals(Place place, Wide* own, unsigned parity) {
   Thread& thread = current();
   std::vector<Late>& late = thread.team->late;
-  thread.file.store(place.file, std::memory_order_relaxed);
-  thread.line.store(place.line, std::memory_order_relaxed);
-  thread.waits_at.store(place.what, std::memory_order_relaxed);
+  thread.waits(place);
   while (true) {
     for (std::size_t i = late.size(); i-- > 0;) {
       if (late[i].arrivals != own) continue;
@@ -262,10 +238,6 @@ void await_arrivals(Place place, Wide* own, unsigned parity) {
 
 unsigned cluster_rank() {
   return current().block->rank;
-}
-
-unsigned cluster_blocks() {
-  return current().team->launch->cluster;
 }
 
 void fence() {

@@ -54,14 +54,10 @@ struct Team;
 class Barrier {
  public:
   void reset(Team* team, unsigned expected);
-  // Arrives; the result names the phase, for `wait`. `same_line`: all threads of a phase must come from one line.
-  std::uint32_t arrive(Thread& thread, Place place, bool same_line, Reduction reduction, int value, bool waits);
-  void wait(Thread& thread, std::uint32_t phase);
-  // Waits for a phase in which the thread has arrived before.
-  void wait_later(Thread& thread, Place place, std::uint32_t phase);
-  int reduced(std::uint32_t phase) const { return reduced_[phase & 1]; }
-  std::uint32_t phase() const { return phase_.load(std::memory_order_relaxed); }
-  void leave(bool has_arrived);
+  // Waits for all others. `same_line`: all threads of a phase must come from one line. The result has 1 where any value
+  // is not 0, and 2 where all are.
+  int meet(Thread& thread, Place place, bool same_line, Reduction reduction = Reduction::kNone, int value = 0);
+  void leave();
   void give_up();
 
  private:
@@ -97,13 +93,17 @@ struct Thread : Self {
   Block* block = nullptr;
   Warp* warp = nullptr;
   unsigned lane = 0, warp_meetings = 0;
-  bool arrived_at_cluster = false;
-  std::uint32_t cluster_phase = 0;
   bool fenced = false;                   // whether a fence stands before the next atomic operation
   const volatile void* touched[4] = {};  // what atomic operations touched last
   unsigned touches = 0;
   std::atomic<const char*> waits_at{nullptr}, file{nullptr};
   std::atomic<int> line{0};
+
+  void waits(const Place& place) {
+    file.store(place.file, std::memory_order_relaxed);
+    line.store(place.line, std::memory_order_relaxed);
+    waits_at.store(place.what, std::memory_order_relaxed);
+  }
 };
 
 // An asynchronous store that has not arrived yet.
@@ -121,7 +121,6 @@ struct Team {
   unsigned slot = 0, block_count = 0;
   std::vector<std::unique_ptr<Block>> blocks;
   std::vector<std::unique_ptr<Barrier>> clusters;
-  Barrier grid;
   std::vector<std::unique_ptr<Thread>> threads;
   Word turn{0};  // counts the parts of the grid that this team has begun
   // Threads that have not returned, times 2^32, plus those of them that do not sleep in a barrier. Counting is relaxed
@@ -193,8 +192,7 @@ inline void Barrier::release() {
   wake_all(phase_);
 }
 
-inline std::uint32_t Barrier::arrive(Thread& thread, Place place, bool same_line, Reduction reduction, int value,
-                                     bool waits) {
+inline int Barrier::meet(Thread& thread, Place place, bool same_line, Reduction reduction, int value) {
   std::unique_lock<std::mutex> lock(mutex_);
   if (team_->failure->happened()) throw Stop();
   const std::uint32_t phase = phase_.load(std::memory_order_relaxed);
@@ -210,49 +208,26 @@ inline std::uint32_t Barrier::arrive(Thread& thread, Place place, bool same_line
     any_ |= value != 0;
     all_ &= value != 0;
   }
-  thread.file.store(place.file, std::memory_order_relaxed);
-  thread.line.store(place.line, std::memory_order_relaxed);
-  thread.waits_at.store(place.what, std::memory_order_relaxed);
+  thread.waits(place);
   if (++arrived_ == expected_) {
     release();
-  } else if (waits) {
+  } else {
     ++sleeping_;
     if ((team_->counts.fetch_sub(1, std::memory_order_relaxed) - 1) % kUnfinished == 0) {
       lock.unlock();
       team_->stuck();
     }
   }
-  if (!waits) thread.waits_at.store(nullptr, std::memory_order_relaxed);
-  return phase;
-}
-
-inline void Barrier::wait(Thread& thread, std::uint32_t phase) {
+  lock.unlock();
   sleep_while(phase_, phase);
   if (team_->failure->happened()) throw Stop();
   thread.waits_at.store(nullptr, std::memory_order_relaxed);
+  return reduced_[phase & 1];
 }
 
-inline void Barrier::wait_later(Thread& thread, Place place, std::uint32_t phase) {
-  {
-    std::unique_lock<std::mutex> lock(mutex_);
-    thread.file.store(place.file, std::memory_order_relaxed);
-    thread.line.store(place.line, std::memory_order_relaxed);
-    thread.waits_at.store(place.what, std::memory_order_relaxed);
-    if (phase_.load(std::memory_order_relaxed) == phase) {
-      ++sleeping_;
-      if ((team_->counts.fetch_sub(1, std::memory_order_relaxed) - 1) % kUnfinished == 0) {
-        lock.unlock();
-        team_->stuck();
-      }
-    }
-  }
-  wait(thread, phase);
-}
-
-inline void Barrier::leave(bool has_arrived) {
+inline void Barrier::leave() {
   const std::lock_guard<std::mutex> lock(mutex_);
   --expected_;
-  if (has_arrived) --arrived_;
   if (arrived_ > 0 && arrived_ == expected_) release();
 }
 
@@ -321,24 +296,20 @@ inline void Team::start(unsigned long long first_block) {
       thread.block_index = {static_cast<unsigned>(index % launch->grid_x),
                             static_cast<unsigned>(index / launch->grid_x), 0};
       thread.warp_meetings = 0;
-      thread.arrived_at_cluster = false;
       thread.fenced = false;
       for (const volatile void*& address : thread.touched) address = nullptr;
       thread.waits_at.store(nullptr, std::memory_order_relaxed);
     }
   }
   for (auto& barrier : clusters) barrier->reset(this, block_threads * launch->cluster);
-  grid.reset(this, block_threads * block_count);
   counts.store(static_cast<std::uint64_t>(threads.size()) * (kUnfinished + 1));
 }
 
 // The thread has returned from the kernel: nobody waits for it any more.
 inline void Team::leave(Thread& thread) {
-  thread.warp->barrier.leave(false);
-  thread.block->barrier.leave(false);
-  Barrier& cluster = *clusters[thread.block->cluster];
-  cluster.leave(thread.arrived_at_cluster && cluster.phase() == thread.cluster_phase);
-  grid.leave(false);
+  thread.warp->barrier.leave();
+  thread.block->barrier.leave();
+  clusters[thread.block->cluster]->leave();
   progress.fetch_add(1, std::memory_order_relaxed);
   // A block that has ended gives its shared memory back, whatever its peers still want there.
   if (launch->cluster > 1 && thread.block->unfinished.fetch_sub(1) == 1) {
@@ -413,7 +384,6 @@ inline void Team::stop() {
     for (auto& warp : block->warps) warp->barrier.give_up();
   }
   for (auto& cluster : clusters) cluster->give_up();
-  grid.give_up();
   turn.fetch_add(1, std::memory_order_release);
   wake_all(turn);
 }
