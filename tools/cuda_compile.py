@@ -7,7 +7,6 @@ NVRTC comes with the extra cuda13 (or cuda12). What has been compiled is remembe
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib.util
 import re
@@ -21,18 +20,21 @@ from pathlib import Path
 from fsachain.kernels import read_unit
 
 from fsachain.backends.cuda.device import OPTIONS, KernelSpec
+from tools import ROOT, parser_of
+from tools.cuda_configurations import GPUS, all_kernels, main_kernels
 from tools.cuda_on_host.libcuda import find_nvrtc
 
-REPOSITORY = Path(__file__).resolve().parents[1]
-CACHE = REPOSITORY / "build" / "cuda_compile"
+CACHE = ROOT / "build" / "cuda_compile"
 Defines = tuple[tuple[str, int | str], ...]
 
+# What ptxas says of a kernel, in several lines; shared memory only where there is some.
 _ENTRY = re.compile(
-    r"Compiling entry function '(\w+)' for 'sm_\w+'(.*?)(?=Compiling entry function|\Z)", re.DOTALL
+    r"Compiling entry function '(?P<name>\w+)'"
+    r"(?:(?!Compiling entry function).)*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
+    r"(?P<loads>\d+) bytes spill loads(?:(?!Compiling entry function).)*?Used (?P<registers>\d+) registers"
+    r"(?:[^\n]*?(?P<shared>\d+) bytes smem)?",
+    re.DOTALL,
 )
-_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
-_REGISTERS = re.compile(r"Used (\d+) registers")
-_SHARED = re.compile(r"(\d+) bytes smem")
 
 
 class CompileError(Exception):
@@ -92,41 +94,27 @@ def compile_text(name: str, source: str, defines: Defines, architecture: int) ->
     options += [f"-D{key}={value}" for key, value in defines]
     key = "\0".join((str(nvrtc.getVersion()), source, *options))
     kept = CACHE / f"{Path(name).stem}-{hashlib.sha256(key.encode()).hexdigest()[:24]}.log"
-    if kept.is_file():
-        return _entries(name, defines, architecture, kept.read_text())
-    program = nvrtc.createProgram(source, name, (), ())
-    try:
-        nvrtc.compileProgram(program, (*options, *(f"-I{folder}" for folder in include_folders())))
-        log = nvrtc.getProgramLog(program)
-    except nvrtc.NVRTCError:
-        message = f"{name} for sm_{architecture} with {dict(defines)}:\n{nvrtc.getProgramLog(program)}"
-        raise CompileError(message) from None
-    finally:
-        nvrtc.destroyProgram(program)
-    CACHE.mkdir(parents=True, exist_ok=True)
-    kept.write_text(log)
-    return _entries(name, defines, architecture, log)
-
-
-def _entries(name: str, defines: Defines, architecture: int, log: str) -> list[Entry]:
+    if not kept.is_file():
+        program = nvrtc.createProgram(source, name, (), ())
+        try:
+            nvrtc.compileProgram(program, (*options, *(f"-I{folder}" for folder in include_folders())))
+            log = nvrtc.getProgramLog(program)
+        except nvrtc.NVRTCError:
+            message = f"{name} for sm_{architecture} with {dict(defines)}:\n{nvrtc.getProgramLog(program)}"
+            raise CompileError(message) from None
+        finally:
+            nvrtc.destroyProgram(program)
+        CACHE.mkdir(parents=True, exist_ok=True)
+        kept.write_text(log)
+    log = kept.read_text()
     entries = []
-    for kernel, properties in _ENTRY.findall(log):
-        stack, registers = _STACK.search(properties), _REGISTERS.search(properties)
-        if stack is None or registers is None:
-            raise CompileError(f"{name}: the log of the compiler does not tell what {kernel} needs:\n{log}")
-        shared = _SHARED.search(properties)
+    for found in _ENTRY.finditer(log):
+        stack, stores, loads, registers, shared = map(int, found.groups("0")[1:])
         entries.append(
-            Entry(
-                name,
-                kernel,
-                defines,
-                architecture,
-                int(registers[1]),
-                int(shared[1]) if shared else 0,
-                int(stack[1]),
-                int(stack[2]) + int(stack[3]),
-            )
+            Entry(name, found["name"], defines, architecture, registers, shared, stack, stores + loads)
         )
+    if len(entries) != log.count("Compiling entry function"):
+        raise CompileError(f"{name}: the log of the compiler does not tell what each kernel needs:\n{log}")
     return entries
 
 
@@ -147,32 +135,26 @@ def compile_kernels(kernels: Sequence[KernelSpec], architecture: int) -> list[En
 
 
 def table(entries: Sequence[Entry]) -> str:
-    lines = [
-        f"{'kernel':34} {'sm':>4} {'registers':>9} {'shared':>7} {'stack':>6} {'spills':>6}  configuration"
-    ]
+    head = "kernel", "sm", "registers", "shared", "stack", "spills"
+    lines = ["{:34} {:>4} {:>9} {:>7} {:>6} {:>6}  configuration".format(*head)]
     for e in entries:
-        kernel = f"{Path(e.text).stem}: {e.name}"
-        configuration = " ".join(f"{key}={value}" for key, value in e.defines)
         numbers = f"{e.architecture:4} {e.registers:9} {e.shared_bytes:7} {e.stack_bytes:6} {e.spill_bytes:6}"
-        lines.append(f"{kernel:34} {numbers}  {configuration}")
+        configuration = " ".join(f"{key}={value}" for key, value in e.defines)
+        lines.append(f"{f'{Path(e.text).stem}: {e.name}':34} {numbers}  {configuration}")
     return "\n".join(lines)
 
 
-def main(words: Sequence[str]) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """1 where registers were spilled."""
-    from tools.cuda_configurations import GPUS, all_kernels, main_kernels
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--main", action="store_true", help="only what float32 scores usually need")
     parser.add_argument("--architectures", type=int, nargs="+", default=list(GPUS), choices=list(GPUS))
-    options = parser.parse_args(words)
+    options = parser.parse_args(arguments)
     if reason := skip_reason():
         print(reason)
         return 2
     choose = main_kernels if options.main else all_kernels
-    entries: list[Entry] = []
-    for architecture in options.architectures:
-        entries += compile_kernels(choose(GPUS[architecture]), architecture)
+    entries = [entry for one in options.architectures for entry in compile_kernels(choose(GPUS[one]), one)]
     print(table(entries))
     spilled = [entry for entry in entries if entry.spill_bytes]
     print(f"{len(entries)} kernels compiled, {len(spilled)} with spilled registers")
@@ -180,4 +162,4 @@ def main(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
