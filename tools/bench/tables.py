@@ -352,8 +352,8 @@ def _forgiving_numerators(
                 (build_numerator(text, lexicon, tree, **how).fsa for text in texts[:FEW]), tree.num_pdfs
             )
             arcs, size = (sum(map(of, batch.tables)) / FEW for of in (attrgetter("num_arcs"), table_bytes))
-            sizes_of = f"{way}, {arcs:.0f} arcs, {size / 1e3:.0f} kB"
-            alone[sizes_of] = with_gradient(partial(total_log_prob, batch, leaf), leaf)
+            title = f"{way}, {arcs:.0f} arcs, {size / 1e3:.0f} kB"
+            alone[title] = with_gradient(partial(total_log_prob, batch, leaf), leaf)
             within[way] = with_gradient(partial(loss, leaf, [MANY] * FEW, batch), leaf)
         rows += _beside_the_plain(f"{name}, {order}-gram", alone, sizes)
         rows += _beside_the_plain(f"{name}, {order}-gram, LFMMILoss", within, sizes)
@@ -510,26 +510,26 @@ def beside_pychain(work: Workloads, sizes: Sizes) -> Table:
         pychain, simplefst = import_module("pychain"), import_module("simplefst")
     except ImportError as error:
         return Table(f"PyChain is not timed: {error}", [])
-    graph, rows = work.denominator, []
+    shared, rows = work.denominator, []
     tasks = {
-        "leaky": (graph.batch(SHARING), [graph.fsa], graph.num_pdfs, LEAK),
-        "numerators": (work.numerator_batch(work.numerator_pdfs), work.numerators, work.numerator_pdfs, 0.0),
-        "ctc": (packed(work.ctc, sizes.labels), work.ctc, sizes.labels, 0.0),
+        "leaky": (shared.batch(SHARING), [shared.fsa]),
+        "numerators": (work.numerator_batch(work.numerator_pdfs), work.numerators),
+        "ctc": (packed(work.ctc, sizes.labels), work.ctc),
     }
-    for task, (batch, fsas, width, leak) in tasks.items():
-        scores = random_scores(batch.size, sizes.frames, width)
-        how = {"initial_mode": "leaky", "final_mode": "ones"} if batch.is_shared else {"log_domain": True}
+    for task, (batch, fsas) in tasks.items():
+        leak, how, most = 0.0, {"log_domain": True}, {}
+        if batch.is_shared:
+            leak, how = LEAK, {"initial_mode": "leaky", "final_mode": "ones"}
+        else:
+            most["max_num_transitions"] = max(fsa.num_arcs for fsa in fsas)
+            most["max_num_states"] = max(fsa.num_states for fsa in fsas)
         theirs = [pychain.graph.ChainGraph(_simple_fst(simplefst, fsa), **how) for fsa in fsas]
-        most = {
-            "max_num_transitions": max(fsa.num_arcs for fsa in fsas),
-            "max_num_states": max(fsa.num_states for fsa in fsas),
-        }
-        graphs = (
-            pychain.graph.ChainGraphBatch(theirs[0], batch_size=batch.size)
-            if batch.is_shared
-            else pychain.graph.ChainGraphBatch(theirs, **most)
-        )
+        width = batch.table(0).num_pdfs
+        scores = random_scores(batch.size, sizes.frames, width)
         leaf, lengths = torch.from_numpy(scores).requires_grad_(), torch.full((batch.size,), sizes.frames)
+        graphs = pychain.graph.ChainGraphBatch(
+            *(theirs if batch.is_shared else [theirs]), **most or {"batch_size": batch.size}
+        )
         loss = partial(pychain.loss.ChainFunction.apply, leaf, lengths, graphs, LEAK)
         rows += compared(
             {(f"{task}, B {batch.size}", 1): recursion(batch, scores, leak)},

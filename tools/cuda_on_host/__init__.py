@@ -4,19 +4,8 @@
 accesses are real, so that sanitizers find them: see `replay`.
 """
 
-from tools.cuda_on_host.build import BuildError, Sanitizer
-from tools.cuda_on_host.device import HostDevice, HostError, Launch, Observer, Threads
+from tools.cuda_on_host.build import Sanitizer
+from tools.cuda_on_host.device import HostDevice, HostError, Threads
 from tools.cuda_on_host.libcuda import skip_reason
-from tools.cuda_on_host.memory import HostMemory
 
-__all__ = [
-    "BuildError",
-    "HostDevice",
-    "HostError",
-    "HostMemory",
-    "Launch",
-    "Observer",
-    "Sanitizer",
-    "Threads",
-    "skip_reason",
-]
+__all__ = ["HostDevice", "HostError", "Sanitizer", "Threads", "skip_reason"]

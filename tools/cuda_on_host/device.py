@@ -19,8 +19,6 @@ from tools.cuda_on_host import libcuda
 from tools.cuda_on_host.libcuda import HostKernel, Request
 from tools.cuda_on_host.memory import HostMemory
 
-MAX_BLOCK = 1024
-MAX_GRID_Y = 65_535
 MESSAGE_BYTES = 8192
 
 
@@ -65,7 +63,7 @@ class HostDevice(CupyDevice):
     Attributes:
         fill, folder: see above.
         launches: all launches so far, without their arguments.
-        observers: told of each launch before and after it.
+        observers: called before each launch, when its arguments are checked; what they return is called after it.
     """
 
     def __init__(
@@ -91,7 +89,7 @@ class HostDevice(CupyDevice):
         self._limits = limits
         self.fill = fill
         self.launches: list[Launch] = []
-        self.observers: list[Observer] = []
+        self.observers: list[Callable[[Launch], Callable[[], None]]] = []
         self._threads = threads
         self._together = together
         self._patience = patience
@@ -160,13 +158,10 @@ class HostDevice(CupyDevice):
         given = tuple(getattr(x, "pointer", x) for x in arguments)  # tests have memory among them
         asked = Launch(kernel, blocks, block, shared_bytes, given)
         name = f"{kernel.text}: {kernel.name}"
-        self._check_size(name, asked)
         facts = self._facts(kernel)
-        _check_text(name, asked, facts)
         slots = self._slots(name, facts.signature, given)
         self.launches.append(asked._replace(arguments=()))  # which would keep their memory alive
-        for observer in self.observers:
-            observer.before(asked)
+        ends = [observer(asked) for observer in self.observers]
         if self.folder == libcuda.FOLDER:
             libcuda.settings().launch = self._request()
             try:
@@ -177,8 +172,8 @@ class HostDevice(CupyDevice):
         else:
             self._run(name, facts, asked, slots)
         self._check_guards(name, asked)
-        for observer in self.observers:
-            observer.after(asked)
+        for end in ends:
+            end()
 
     def signature(self, kernel: KernelSpec) -> str:
         """See `libcuda.HostKernel`."""
@@ -197,23 +192,6 @@ class HostDevice(CupyDevice):
             if memory.pointer <= pointer <= memory.pointer + memory.num_bytes:
                 return memory
         return None
-
-    def _check_size(self, name: str, asked: Launch) -> None:
-        kernel, (x, y), block, shared, _ = asked
-        limits = self._limits
-        wrong = None
-        if not (1 <= block <= MAX_BLOCK and block % 32 == 0):
-            wrong = f"a block of {block} threads; a multiple of 32 up to {MAX_BLOCK} is expected"
-        elif not (1 <= x < 2**31 and 1 <= y <= MAX_GRID_Y):
-            wrong = f"a grid of ({x}, {y}) blocks"
-        elif shared > limits.shared_bytes:
-            wrong = f"{shared} bytes of shared memory; the device has {limits.shared_bytes} for a block"
-        elif kernel.cluster > limits.cluster or x % kernel.cluster:
-            wrong = (
-                f"clusters of {kernel.cluster} blocks in a grid of {x}; the device has up to {limits.cluster}"
-            )
-        if wrong:
-            raise HostError(f"{name}: {wrong}")
 
     def _slots(self, name: str, letters: str, arguments: Sequence[Argument]) -> npt.NDArray[np.uint64]:
         if len(letters) != len(arguments):
@@ -253,28 +231,6 @@ class HostDevice(CupyDevice):
             where = [i for i, a in enumerate(asked.arguments) if a == memory.pointer]
             which = f"argument {where[0]}" if where else "memory that is no argument"
             raise HostError(f"{name}: a thread wrote to {damage} bytes of {which}")
-
-
-class Observer:
-    """Sees each launch of a device before and after it runs."""
-
-    def before(self, launch: Launch) -> None:
-        """Called when the arguments are checked and nothing has run."""
-
-    def after(self, launch: Launch) -> None:
-        """Called when all threads have returned."""
-
-
-def _check_text(name: str, asked: Launch, facts: HostKernel) -> None:
-    """What the text of a kernel says about its launches."""
-    if asked.block > facts.threads:
-        raise HostError(
-            f"{name}: a block of {asked.block} threads; its __launch_bounds__ are {facts.threads}"
-        )
-    if asked.kernel.cluster != facts.cluster:
-        raise HostError(
-            f"{name}: clusters of {asked.kernel.cluster} blocks; its __cluster_dims__ are {facts.cluster}"
-        )
 
 
 def bits(letter: str, argument: Argument) -> int:

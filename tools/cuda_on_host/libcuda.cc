@@ -147,7 +147,10 @@ int launch(const Function& function, const unsigned (&grid)[3], const unsigned (
   const std::string name = function.name + ": ";
   if (!function.entry) return fail(kInvalidHandle, name + "no build for the host is known");
   if (grid[2] != 1 || block[1] != 1 || block[2] != 1) return fail(kInvalidValue, name + "a third dimension");
+  if (!blocks || grid[0] >> 31 || grid[1] >> 16) return fail(kInvalidValue, name + "a grid that no device takes");
+  if (!block[0] || block[0] % 32) return fail(kInvalidValue, name + "a part of a warp");
   if (block[0] > function.threads) return fail(kInvalidValue, name + "more threads than its __launch_bounds__");
+  if (function.cluster > (device.capability[0] < 9 ? 1u : 8u)) return fail(kInvalidValue, name + "too large a cluster");
   if (grid[0] % function.cluster) return fail(kInvalidValue, name + "a part of a cluster");
   if (static_cast<int>(shared) > function.largest_shared || function.largest_shared > device.shared_bytes)
     return fail(kInvalidValue, name + "more shared memory than it was allowed");

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from fsachain.backends.cuda.device import Argument
 from tools.cuda_on_host import build
 from tools.cuda_on_host.build import Sanitizer
-from tools.cuda_on_host.device import HostDevice, Launch, Observer, bits
+from tools.cuda_on_host.device import HostDevice, Launch, bits
 from tools.cuda_on_host.memory import HostMemory
 
 FILLS = (0xFF, 0x5A)
@@ -71,55 +71,41 @@ class Recording(NamedTuple):
         return f"{self.launch.kernel.text}: {self.launch.kernel.name}"
 
 
-class _Recorder(Observer):
-    def __init__(self, device: HostDevice) -> None:
-        self.recordings: list[Recording] = []
-        self._device = device
-        self._slots: list[Slot] = []
-        self._buffers: list[HostMemory] = []
-        self._before: tuple[Bytes, ...] = ()
-
-    def before(self, launch: Launch) -> None:
-        self._slots, self._buffers = [], []
-        letters = self._device.signature(launch.kernel)
-        for letter, argument in zip(letters, launch.arguments, strict=True):
-            self._slots.append(self._slot(letter, argument))
-        self._before = tuple(buffer.bytes.copy() for buffer in self._buffers)
-
-    def _slot(self, letter: str, argument: Argument) -> Slot:
-        value = bits(letter, argument)
-        if letter != "P" or not value:
-            return Slot(False, value, 0)
-        memory = self._device.memory_at(value)
-        assert memory is not None  # the launch was checked
-        if memory not in self._buffers:
-            self._buffers.append(memory)
-        return Slot(True, self._buffers.index(memory), value - memory.pointer)
-
-    def after(self, launch: Launch) -> None:
-        after = tuple(buffer.bytes.copy() for buffer in self._buffers)
-        device = self._device
-        self.recordings.append(
-            Recording(
-                launch._replace(arguments=()),
-                device.folder,
-                device.fill,
-                tuple(self._slots),
-                self._before,
-                after,
-            )
-        )
-
-
 @contextmanager
 def record(device: HostDevice) -> Iterator[list[Recording]]:
     """Record the launches of a device, in their order, while the context lasts."""
-    recorder = _Recorder(device)
-    device.observers.append(recorder)
+    recordings: list[Recording] = []
+
+    def start(launch: Launch) -> Callable[[], None]:
+        buffers: list[HostMemory] = []
+        letters = zip(device.signature(launch.kernel), launch.arguments, strict=True)
+        slots = tuple(_slot(device, buffers, letter, argument) for letter, argument in letters)
+        before = tuple(buffer.bytes.copy() for buffer in buffers)
+
+        def end() -> None:
+            after = tuple(buffer.bytes.copy() for buffer in buffers)
+            plain = launch._replace(arguments=())  # which would keep their memory alive
+            recordings.append(Recording(plain, device.folder, device.fill, slots, before, after))
+
+        return end
+
+    device.observers.append(start)
     try:
-        yield recorder.recordings
+        yield recordings
     finally:
-        device.observers.remove(recorder)
+        device.observers.remove(start)
+
+
+def _slot(device: HostDevice, buffers: list[HostMemory], letter: str, argument: Argument) -> Slot:
+    """Buffers that are met for the first time come to the others."""
+    value = bits(letter, argument)
+    if letter != "P" or not value:
+        return Slot(False, value, 0)
+    memory = device.memory_at(value)
+    assert memory is not None  # the launch was checked
+    if memory not in buffers:
+        buffers.append(memory)
+    return Slot(True, buffers.index(memory), value - memory.pointer)
 
 
 def one_of_each(recordings: Sequence[Recording]) -> list[Recording]:
@@ -144,21 +130,14 @@ def replay(recording: Recording, sanitizer: Sanitizer) -> None:
         if sanitizer is Sanitizer.THREAD and (setarch := shutil.which("setarch")):
             # ThreadSanitizer wants addresses that much randomisation of the kernel's may take away.
             command = [setarch, "-R", *command]
+        watched = {**os.environ, **OPTIONS}
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-            env={**os.environ, **OPTIONS},
+            command, capture_output=True, text=True, errors="replace", check=False, env=watched
         )
         if done.returncode != 0:
-            report = "\n".join(
-                line for line in done.stderr.strip().splitlines() if not _OWN_FRAME.search(line)
-            )
-            raise SanitizerError(
-                f"{recording.name} under {sanitizer.name}: exit {done.returncode}\n{report[:REPORT_CHARACTERS]}"
-            )
+            said = done.stderr.strip().splitlines()
+            report = "\n".join(line for line in said if not _OWN_FRAME.search(line))[:REPORT_CHARACTERS]
+            raise SanitizerError(f"{recording.name} under {sanitizer.name}: exit {done.returncode}\n{report}")
         _compare(recording, np.fromfile(result, np.uint8), sanitizer)
 
 
@@ -166,16 +145,8 @@ def _write(recording: Recording, path: Path) -> None:
     launch = recording.launch
     kernel, (x, y) = launch.kernel, launch.grid
     together = min(x * y // kernel.cluster, max(2, THREADS_AT_ONCE // (launch.block * kernel.cluster)))
-    numbers = [
-        x,
-        y,
-        launch.block,
-        launch.shared_bytes,
-        kernel.cluster,
-        int(kernel.cooperative),
-        recording.fill,
-    ]
-    numbers += [together, PATIENCE_SECONDS, len(recording.slots)]
+    numbers = [x, y, launch.block, launch.shared_bytes, kernel.cluster, int(kernel.cooperative)]
+    numbers += [recording.fill, together, PATIENCE_SECONDS, len(recording.slots)]
     for slot in recording.slots:
         numbers += [int(slot.is_pointer), slot.value, slot.offset]
     numbers += [len(recording.before), *(buffer.size for buffer in recording.before)]

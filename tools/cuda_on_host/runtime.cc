@@ -6,20 +6,20 @@
 
 #include "runtime.h"
 
-#include <pthread.h>
-#include <time.h>
+#include <chrono>
+#include <condition_variable>
+#include <system_error>
+#include <thread>
 
 #include "team.h"
 
 namespace cuda_on_host {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 const unsigned kFullMask = 0xffffffffu;
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-const std::size_t kStackBytes = 1 << 20;
-#else
-const std::size_t kStackBytes = 1 << 18;
-#endif
+const std::chrono::seconds kLeftToStop(5);
 
 // One launch. It is never given back while a thread of it might still run.
 struct Run {
@@ -28,89 +28,58 @@ struct Run {
   CudaOnHostLaunch launch;
   Failure failure;
   std::vector<std::unique_ptr<Team>> teams;
-  std::atomic<unsigned> working{0};
-  Word done{0};
+  std::mutex mutex;
+  std::condition_variable ended;
+  std::size_t working = 0;
 };
 
-struct Worker {
-  Word jobs{0};
-  Run* run = nullptr;
-  std::function<void()> job;
-};
-
-void* work(void* argument) {
-  Worker& worker = *static_cast<Worker*>(argument);
-  for (std::uint32_t job = 0;; ++job) {
-    sleep_while(worker.jobs, job);
-    Run& run = *worker.run;
-    worker.job();
-    if (run.working.fetch_sub(1) == 1) {
-      run.done.store(1, std::memory_order_release);
-      wake_all(run.done);
+// Starts a thread of the system for each job; nobody joins it, since it may be busy for ever. Between two starts nothing is
+// received from those that have begun, lest a sanitizer takes them for ordered.
+void start(Run* run, std::vector<std::function<void()>> jobs) {
+  run->working = jobs.size();
+  for (std::size_t i = 0; i < jobs.size(); ++i) {
+    try {
+      std::thread([run, job = std::move(jobs[i])] {
+        job();
+        const std::lock_guard<std::mutex> lock(run->mutex);
+        if (--run->working == 0) run->ended.notify_all();
+      }).detach();
+    } catch (const std::system_error&) {
+      run->failure.report(text("the launch needs %zu threads at once; the system gives %zu", jobs.size(), i));
+      const std::lock_guard<std::mutex> lock(run->mutex);
+      run->working -= jobs.size() - i;
+      return;
     }
   }
-  return nullptr;
-}
-
-std::mutex launching;
-std::vector<Worker*> pool;  // workers without a job
-
-bool grow_pool(std::size_t size) {
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  pthread_attr_setstacksize(&attributes, kStackBytes);
-  pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-  while (pool.size() < size) {
-    Worker* worker = new Worker;
-    pthread_t thread;
-    if (pthread_create(&thread, &attributes, work, worker) != 0) {
-      delete worker;
-      break;
-    }
-    pool.push_back(worker);
-  }
-  pthread_attr_destroy(&attributes);
-  return pool.size() >= size;
-}
-
-double now() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
-void sleep_at_most(Word& word, std::uint32_t value, double seconds) {
-  timespec time;
-  time.tv_sec = static_cast<time_t>(seconds);
-  time.tv_nsec = static_cast<long>(1e9 * (seconds - static_cast<double>(time.tv_sec)));
-  if (word.load(std::memory_order_acquire) == value)
-    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, &time, nullptr, 0);
 }
 
 // Waits for the end. False if some threads did not come back.
-bool watch(Run& run, double patience) {
+bool watch(Run& run, std::chrono::duration<double> patience) {
   std::uint64_t seen = 0;
-  double since = now(), failed_at = -1.0;
-  while (run.done.load(std::memory_order_acquire) == 0) {
-    sleep_at_most(run.done, 0, 0.05);
+  Clock::time_point since = Clock::now(), failed_at{};
+  std::unique_lock<std::mutex> lock(run.mutex);
+  while (!run.ended.wait_for(lock, std::chrono::milliseconds(50), [&run] { return run.working == 0; })) {
     std::uint64_t progress = 0;
     for (auto& team : run.teams) progress += team->progress.load(std::memory_order_relaxed);
     if (progress != seen) {
       seen = progress;
-      since = now();
+      since = Clock::now();
     }
-    if (!run.failure.happened() && now() - since > patience) {
+    if (!run.failure.happened() && Clock::now() - since > patience) {
       std::string report;
       for (auto& team : run.teams) report += team->waiting();
-      run.failure.report(text("no barrier was passed and no thread returned for %g s:", patience) + report);
+      const std::string what = text("no barrier was passed and no thread returned for %g s:", patience.count());
+      run.failure.report(what + report);
     }
     if (!run.failure.happened()) continue;
-    if (failed_at < 0.0) failed_at = now();
+    if (failed_at == Clock::time_point{}) failed_at = Clock::now();
     for (auto& team : run.teams) team->stop();
-    if (now() - failed_at > 5.0) return false;
+    if (Clock::now() - failed_at > kLeftToStop) return false;
   }
   return true;
 }
+
+std::mutex launching;
 
 }  // namespace
 
@@ -264,8 +233,7 @@ int order_of_atomic(const volatile void* address) {
 void rest(unsigned nanoseconds) {
   if (current().team->failure->happened()) throw Stop();
   if (fibers) return fibers->pause(nullptr, 0);
-  timespec time = {0, static_cast<long>(nanoseconds < 20000 ? 20000 : nanoseconds)};
-  nanosleep(&time, nullptr);
+  std::this_thread::sleep_for(std::chrono::nanoseconds(nanoseconds < 20000 ? 20000 : nanoseconds));
 }
 
 }  // namespace cuda_on_host
@@ -289,31 +257,14 @@ extern "C" int cuda_on_host_launch(const CudaOnHostLaunch* launch, char* message
     for (unsigned i = 0; i < team->threads.size() && !launch->fibers; ++i)
       jobs.emplace_back([team, i] { team->run(i); });
   }
-  if (!grow_pool(jobs.size())) {
-    snprintf(message, capacity, "the launch needs %zu threads at once; the system gives %zu", jobs.size(), pool.size());
-    delete run;
-    return 1;
-  }
-  run->working.store(static_cast<unsigned>(jobs.size()));
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    pool[i]->run = run;
-    pool[i]->job = std::move(jobs[i]);
-  }
-  for (std::size_t i = 0; i < jobs.size(); ++i) {
-    pool[i]->jobs.fetch_add(1, std::memory_order_release);
-    wake_all(pool[i]->jobs);
-  }
-  const bool back = watch(*run, launch->patience);
+  start(run, std::move(jobs));
+  const bool back = watch(*run, std::chrono::duration<double>(launch->patience));
   const bool failed = run->failure.happened();
   if (failed) {
     const std::string what = run->failure.message() + (back ? "" : "\n  some threads never stopped");
     snprintf(message, capacity, "%s", what.c_str());
   }
-  if (back) {
-    delete run;
-  } else {
-    pool.clear();  // its workers may be busy for ever
-  }
+  if (back) delete run;
   return failed ? 1 : 0;
 }
 
