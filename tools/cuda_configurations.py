@@ -40,7 +40,6 @@ GPUS = {
 }
 NUM_PDFS = 84
 FRAMES = 16  # as many as best paths in windows need
-ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 
 
 class DryMemory(NamedTuple):
@@ -89,9 +88,10 @@ class DryDevice:
         return self.limits.multiprocessors // kernel.cluster
 
     def array(self, dtype: str, *shape: int) -> DeviceArray:
-        strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
-        memory = self.empty(int(np.prod(shape)) * ITEM_BYTES[dtype])
-        return DeviceArray(memory.pointer, dtype, shape, tuple(strides), memory)
+        strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
+        array = DeviceArray(0, dtype, shape, strides, None)
+        memory = self.empty(array.num_bytes)
+        return array._replace(pointer=memory.pointer, owner=memory)
 
 
 @cache

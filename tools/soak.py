@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from fsachain.backends.cuda import backend as cuda
-from fsachain.backends.cuda.device import DeviceArray
 from fsachain.batch import TableBatch
 from fsachain.train.reporting import Progress
+from tests.device_arrays import on_device
 from tests.toy_training import NUM_PDFS, any_pdf, corpus, lfmmi_trainer, one_pdf_table
 from tools import parser_of
 from tools.cuda_on_host import HostDevice, skip_reason
@@ -77,12 +77,10 @@ def soak_device(steps: int, course: Course) -> None:
         lengths = generator.integers(4, 12, size)
         tables = [one_pdf_table(int(pdf), 3) for pdf in generator.integers(0, NUM_PDFS, size)]
         batch = TableBatch.share(shared, size) if step % 2 else TableBatch.pack(tables)
-        shape = size, int(lengths.max()), NUM_PDFS
-        scores = generator.standard_normal(shape).astype(np.float32)
-        there, out, weights = device.upload([scores, np.zeros_like(scores), np.ones(size)])
-        strides = shape[1] * shape[2], shape[2], 1
-        arrays = [DeviceArray(memory.pointer, "float32", shape, strides, memory) for memory in (there, out)]
-        cuda.add_occupancy(device, batch, arrays[0], lengths, 0.0, weights, arrays[1])
+        scores = generator.standard_normal((size, int(lengths.max()), NUM_PDFS)).astype(np.float32)
+        there, out = on_device(device, scores), on_device(device, np.zeros_like(scores))
+        (weights,) = device.upload([np.ones(size)])
+        cuda.add_occupancy(device, batch, there, lengths, 0.0, weights, out)
         device.launches.clear()  # a list for tests
         course.batch()
 

@@ -31,21 +31,16 @@ from fsachain.graph.numerator import build_numerator
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.shards import NumeratorMaker, make_shards
 from fsachain.graph.topology import Topology
-from fsachain.kaldi.model import read_context_tree
 from fsachain.table import compile_table
 from tools import SHARED, parser_of
 from tools.bench.timing import Call, Times, seconds_of
-from tools.golden.graphs import cases
+from tools.golden.graphs import cases, language
 from tools.golden.oracle import Job, compile_jobs
 
 LONGEST = 12  # words
 LARGE_LEXICON = "lm6_biphone_tied"
 SENTENCES = 5_000, 10_000, 20_000, 40_000
 DIGITS = ("oh", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-
-
-def read_lexicon(folder: Path) -> Lexicon:
-    return Lexicon.read(folder / "lexiconp.txt", phones=folder / "phones.txt")
 
 
 def drawn(words: Sequence[str], count: int, longest: int, *, skew: float = 0.0) -> list[tuple[str, ...]]:
@@ -64,7 +59,7 @@ def beside_kaldi(folders: Sequence[Path], python: Path, count: int, rounds: int)
     """A line for each case: nanoseconds per arc of Kaldi's compiler, of ours, and of ours with the compiled table."""
     yield f"{'case':18} {'words':>6} {'Kaldi':>8} {'ours':>8} {'+ table':>8}  {'ours / Kaldi':>17} {'+ table / Kaldi':>17}"
     jobs = []
-    for lexicon in map(read_lexicon, folders):
+    for lexicon, _ in map(language, folders):
         sets = [[phone] for phone in range(1, len(lexicon.phones) + 1)]
         jobs.append(Job(lexicon, Topology.chain(), sets, drawn(lexicon.words, count, LONGEST)))
     taken = np.array([_round(jobs, python) for _ in range(rounds)])  # [round, case, program]
@@ -95,8 +90,7 @@ def _round(jobs: Sequence[Job], python: Path) -> list[tuple[float, float, float]
 def in_bulk(folder: Path, rounds: int) -> Iterator[str]:
     """Numerators per second, words to files of compiled tables, each kind with the normalization and without."""
     yield f"{'numerators':34} {'per second':>10}  {'with normalization':>18}"
-    lexicon = read_lexicon(folder)
-    tied = read_context_tree(folder / "tree", folder / "0.trans_mdl", lexicon.phones)
+    lexicon, tied = language(folder)
     spelled = Lexicon.characters([DIGITS])
     biphones = ContextTree.biphone(spelled.phones, Topology.chain())
     for name, words, tree, longest in (
@@ -124,10 +118,9 @@ def models(folder: Path) -> Iterator[str]:
 
 def model_row(folder: Path, count: int) -> str:
     """Phone model and denominator of `count` sentences: sizes, seconds, and the most memory that Python held for them."""
-    lexicon = read_lexicon(folder)
+    lexicon, tree = language(folder)
     said = drawn(lexicon.words, count, LONGEST + 1, skew=1.0)
     phones = [[int(phone) for phone in sentence] for sentence in lm_phones(said, lexicon, seed=1)]
-    tree = read_context_tree(folder / "tree", folder / "0.trans_mdl", lexicon.phones)
     made: list[Fsa] = []
     seconds = [thread_time(lambda: made.append(estimate_phone_lm(phones)))]
     seconds.append(thread_time(lambda: made.append(build_denominator(made[0], tree))))

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from fsachain import DenominatorGraph, Fsa
 from fsachain.graph.algorithms import SequenceScorer, random_paths
+from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
@@ -53,9 +54,14 @@ def cases(shared: Path) -> list[Path]:
     return sorted(path.parent for path in (shared / "golden/kaldi/lm").glob("*/den.fst"))
 
 
-def rows(folder: Path, num_paths: int = 60) -> Iterator[GraphRow]:
+def language(folder: Path) -> tuple[Lexicon, ContextTree]:
+    """The lexicon and the tree of a case."""
     lexicon = Lexicon.read(folder / "lexiconp.txt", phones=folder / "phones.txt")
-    tree = read_context_tree(folder / "tree", folder / "0.trans_mdl", lexicon.phones)
+    return lexicon, read_context_tree(folder / "tree", folder / "0.trans_mdl", lexicon.phones)
+
+
+def rows(folder: Path, num_paths: int = 60) -> Iterator[GraphRow]:
+    lexicon, tree = language(folder)
     their_model = Fsa.read(folder / "phone_lm.fst")
     pairs = [(_phone_model(folder), their_model)]
     yield _row(folder, "phone LM", pairs, num_paths, lambda _: tolerances.KALDI_WEIGHT, 1.0)
