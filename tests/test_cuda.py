@@ -24,8 +24,7 @@ from tools import cuda_compile
 from tools.bench import gpu_report
 from tools.bench.workloads import connected
 from tools.cuda_configurations import GPUS, DryDevice, main_kernels
-from tools.cuda_on_host import HostDevice, skip_reason
-from tools.cuda_on_host.pretend import pretended
+from tools.cuda_on_host import HostDevice, pretended, skip_reason
 
 needs_compiler = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
 NUM_PDFS, LENGTHS, LEAK = 9, np.array([5, 3, 0]), 1e-3

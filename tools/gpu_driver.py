@@ -325,7 +325,7 @@ def device_of(family: Family, on_host: bool) -> Iterator[tuple[torch.device, lis
             change(cuda_device.CupyDevice, "at_once", lambda *_: family.at_once)
             change(cuda_launch, "lanes_for", lambda *_: 1)
         if on_host:
-            from tools.cuda_on_host.pretend import pretended
+            from tools.cuda_on_host import pretended
 
             device = stack.enter_context(pretended(**family.limits))
             yield torch.device("cpu"), kernels

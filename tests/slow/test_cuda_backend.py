@@ -21,8 +21,7 @@ from fsachain import (
 )
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda.device import Limits
-from tools.cuda_on_host import libcuda
-from tools.cuda_on_host.pretend import pretended
+from tools.cuda_on_host import libcuda, pretended
 
 pytestmark = needs_host_compiler
 

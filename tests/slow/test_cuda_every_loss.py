@@ -9,7 +9,7 @@ from test_every_loss import (
     test_padding_changes_no_bit_and_has_no_gradient,
 )
 
-from tools.cuda_on_host.pretend import pretended
+from tools.cuda_on_host import pretended
 
 __all__ = [
     "test_a_sequence_has_the_same_bits_alone_and_with_any_number_of_threads",

@@ -10,8 +10,7 @@ from device_arrays import needs_host_compiler, on_device, read
 
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.loss.pruned import pair_gradient, pair_scores
-from tools.cuda_on_host import HostDevice
-from tools.cuda_on_host.pretend import pretended
+from tools.cuda_on_host import HostDevice, pretended
 
 pytestmark = needs_host_compiler
 

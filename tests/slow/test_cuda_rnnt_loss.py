@@ -28,7 +28,7 @@ from fsachain import (
 from fsachain.backends.dispatch import grid
 from fsachain.grid import REGULAR
 from fsachain.loss.arguments import Given, given, make_rows
-from tools.cuda_on_host.pretend import pretended
+from tools.cuda_on_host import pretended
 
 pytestmark = needs_host_compiler
 

@@ -6,9 +6,8 @@ import json
 import pytest
 
 from fsachain.errors import FsachainError
-from tools.fuzz.kaldi_readers import EXAMPLE, OBJECTIVE
 from tools.fuzz.reader import most_memory, within
-from tools.fuzz.readers import READERS
+from tools.fuzz.readers import EXAMPLE, OBJECTIVE, READERS
 
 SIZE = 300_000  # bytes, or more
 BY_NAME = {reader.name: reader for reader in READERS}

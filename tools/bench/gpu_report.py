@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run(
             workloads.from_folder(workloads.GRAPHS, sizes), sizes, VALUES, torch.device("cuda"), options.only
         )
-    from tools.cuda_on_host.pretend import pretended
+    from tools.cuda_on_host import pretended
 
     with pretended():
         return run(workloads.seeded(TINY), TINY, TINY_VALUES, torch.device("cpu"), options.only)

@@ -5,21 +5,68 @@ from __future__ import annotations
 import ctypes
 import struct
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import Enum
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends import arrays as kinds
+from fsachain.backends.cuda import backend as cuda_call
 from fsachain.backends.cuda.device import Argument, CupyDevice, KernelSpec, Limits
 from tools.cuda_on_host import libcuda
 from tools.cuda_on_host.libcuda import HostKernel, Request
-from tools.cuda_on_host.memory import HostMemory
 
 MESSAGE_BYTES = 8192
+ALIGNMENT = 256
+GUARD_BYTES = 256
+GUARD = 0xA5
+
+
+class HostMemory:
+    """Bytes between two guards, by which writes out of bounds are found.
+
+    Attributes:
+        pointer: address of the first byte, a multiple of 256.
+        num_bytes: how many there are.
+        bytes: the bytes themselves, as uint8.
+    """
+
+    def __init__(self, num_bytes: int, fill: int) -> None:
+        whole = np.empty(num_bytes + 2 * GUARD_BYTES + ALIGNMENT, np.uint8)
+        start = GUARD_BYTES + -(whole.ctypes.data + GUARD_BYTES) % ALIGNMENT
+        self._before = whole[start - GUARD_BYTES : start]
+        self._behind = whole[start + num_bytes : start + num_bytes + GUARD_BYTES]
+        self._before[:] = self._behind[:] = GUARD
+        self.bytes = whole[start : start + num_bytes]
+        self.bytes[:] = fill
+        self.pointer = int(whole.ctypes.data) + start
+        self.num_bytes = num_bytes
+
+    def read(self, dtype: npt.DTypeLike, shape: int | tuple[int, ...] = -1) -> npt.NDArray[Any]:
+        """A copy of the bytes as an array."""
+        return self.bytes.copy().view(dtype).reshape(shape)
+
+    def array(self, dtype: str, shape: tuple[int, ...]) -> Any:
+        """The bytes themselves as a tensor of torch, as results of the recursions are."""
+        import torch
+
+        of_type = getattr(torch, dtype)
+        return torch.from_numpy(self.bytes)[: prod(shape) * of_type.itemsize].view(of_type).view(shape)
+
+    def damage(self) -> str | None:
+        """What was written outside the bytes; None if nothing was."""
+        if (self._behind != GUARD).any():
+            return f"byte {self.num_bytes + int(np.argmax(self._behind != GUARD))} of {self.num_bytes}"
+        if (self._before != GUARD).any():
+            return f"byte {int(np.argmax(self._before != GUARD)) - GUARD_BYTES} of {self.num_bytes}"
+        return None
 
 
 class Threads(Enum):
@@ -239,3 +286,18 @@ def bits(letter: str, argument: Argument) -> int:
     if not isinstance(argument, wanted):
         raise TypeError
     return int.from_bytes(struct.pack("Q" if letter == "P" else letter, argument), "little")
+
+
+@contextmanager
+def pretended(**limits: Any) -> Iterator[HostDevice]:
+    """Torch tensors live on a device of the kind "cuda", a `HostDevice` with these limits."""
+    device, real = HostDevice(**limits, knows_all=False), kinds.home_of
+
+    def home_of(array: Any) -> str:
+        return "cuda" if kinds.kind_of(array) == "torch" else real(array)
+
+    with (
+        patch.object(kinds, "home_of", home_of),
+        patch.object(cuda_call, "find_device", lambda array: device),
+    ):
+        yield device

@@ -24,8 +24,7 @@ import numpy.typing as npt
 from fsachain.backends.cuda.device import Argument
 from tools.cuda_on_host import build
 from tools.cuda_on_host.build import Sanitizer
-from tools.cuda_on_host.device import HostDevice, Launch, bits
-from tools.cuda_on_host.memory import HostMemory
+from tools.cuda_on_host.device import HostDevice, HostMemory, Launch, bits
 
 FILLS = (0xFF, 0x5A)
 # Of a replayed launch whose blocks may run one after another: two blocks at least, so that they can meet in memory.
