@@ -320,7 +320,10 @@ def device_of(family: Family, on_host: bool) -> Iterator[tuple[torch.device, lis
         launch(self, kernel, *arguments)
 
     with ExitStack() as stack:
-        change = lambda *what: stack.enter_context(patch.object(*what))  # noqa: E731
+
+        def change(of: Any, name: str, value: Any) -> None:
+            stack.enter_context(patch.object(of, name, value))
+
         if family.at_once:
             change(cuda_device.CupyDevice, "at_once", lambda *_: family.at_once)
             change(cuda_launch, "lanes_for", lambda *_: 1)

@@ -61,12 +61,11 @@ def seconds_of(run: Call, repeats: int = 1, now: Callable[[], float] = time.perf
 def by_the_clock(name: Any, run: Call, repeats: int) -> float:
     """Of the host; a job whose name has a number of threads runs with these."""
     if isinstance(name, tuple):
-        for count, set_count in (
-            (get_num_threads, set_num_threads),
-            (torch.get_num_threads, torch.set_num_threads),
-        ):
-            if count() != name[1]:
-                set_count(name[1])
+        _, threads = name
+        if get_num_threads() != threads:
+            set_num_threads(threads)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
     return seconds_of(run, repeats)
 
 

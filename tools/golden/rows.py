@@ -37,8 +37,8 @@ class Row:
         return self.difference <= self.allowed
 
 
-# A quantity, ours and theirs, and what is allowed: a number, or of each element of theirs.
-Compared = tuple[str, npt.ArrayLike, npt.ArrayLike, "float | Callable[[Any], Any]"]
+# A quantity, ours, theirs, and what is allowed: a number, or a function that gives one for each element of theirs.
+Compared = tuple[str, Any, Any, Any]
 
 
 @dataclass(frozen=True)
