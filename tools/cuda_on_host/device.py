@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda import backend as cuda_call
-from fsachain.backends.cuda.device import Argument, CupyDevice, KernelSpec, Limits
+from fsachain.backends.cuda.device import CLUSTER, Argument, CupyDevice, KernelSpec, Limits
 from tools.cuda_on_host import libcuda
 from tools.cuda_on_host.libcuda import HostKernel, Request
 
@@ -98,11 +98,10 @@ class HostDevice(CupyDevice):
     buffer raise `HostError`, which names the kernel.
 
     Args:
-        capability, multiprocessors, shared_bytes, cluster, memory_bytes: the limits that the device pretends to have.
+        multiprocessors, shared_bytes: limits that the device, of compute capability 9.0, pretends to have.
         clusters: how many clusters run at once, by their size; None: as many as there are multiprocessors for.
         fill: the byte that memory holds before it is written.
         threads: what a CUDA thread is.
-        together: how many blocks, or clusters, of a launch that is not cooperative run at once.
         patience: seconds without any progress after which a launch is given up.
         folder: where kernel texts lie, which then run without CuPy; the package's own by default.
         knows_all: whether all memory that kernels are given is the device's, none the caller's.
@@ -115,41 +114,29 @@ class HostDevice(CupyDevice):
 
     def __init__(
         self,
-        capability: tuple[int, int] = (9, 0),
         multiprocessors: int = 4,
         shared_bytes: int = 232_448,
-        cluster: int | None = None,
-        memory_bytes: int = 1 << 33,
         *,
         clusters: dict[int, int] | None = None,
         fill: int = 0xFF,
         threads: Threads = Threads.IN_TURN,
-        together: int = 1,
         patience: float = 20.0,
         folder: Path | None = None,
         knows_all: bool = True,
     ) -> None:
-        largest = 8 if capability >= (9, 0) else 1
-        limits = Limits(capability, multiprocessors, shared_bytes, cluster or largest, memory_bytes)
+        limits = Limits((9, 0), multiprocessors, shared_bytes, CLUSTER)
         stream: Any = SimpleNamespace(ptr=0, is_capturing=lambda: False)
         super().__init__(libcuda.device_with(limits, clusters or {}), stream, self.empty)
-        self._limits = limits
         self.fill = fill
         self.launches: list[Launch] = []
         self.observers: list[Callable[[Launch], Callable[[], None]]] = []
         self._threads = threads
-        self._together = together
         self._patience = patience
         self.folder = folder or libcuda.FOLDER
         self._knows_all = knows_all
         self._memories: weakref.WeakSet[HostMemory] = weakref.WeakSet()
         self._residents: weakref.WeakKeyDictionary[Any, dict[Hashable, list[HostMemory]]]
         self._residents = weakref.WeakKeyDictionary()
-
-    @property
-    def limits(self) -> Limits:
-        """What the device pretends to have, clusters smaller than those of a GPU too."""
-        return super().limits._replace(cluster=self._limits.cluster)
 
     @property
     def stream(self) -> None:
@@ -257,7 +244,7 @@ class HostDevice(CupyDevice):
 
     def _request(self) -> Request:
         in_turn = self._threads is Threads.IN_TURN
-        return Request(fill=self.fill, together=self._together, fibers=in_turn, patience=self._patience)
+        return Request(fill=self.fill, together=1, fibers=in_turn, patience=self._patience)
 
     def _run(self, name: str, facts: HostKernel, asked: Launch, slots: npt.NDArray[np.uint64]) -> None:
         """What the driver does, for texts that are only the host's."""
