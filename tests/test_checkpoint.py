@@ -1,6 +1,7 @@
 """Checkpoints: what goes in comes out, nothing half-written counts, averages are means."""
 
 import os
+import stat
 
 import pytest
 import torch
@@ -156,12 +157,19 @@ def test_a_write_that_fails_anywhere_leaves_the_old_file_and_nothing_else(tmp_pa
     assert path.read_text() == "new"
 
 
-def test_what_reaches_the_disk_before_a_file_gets_its_name_is_all_of_it(tmp_path, monkeypatch):
-    sizes = []
-    monkeypatch.setattr("os.fsync", lambda descriptor: sizes.append(os.fstat(descriptor).st_size))
-    with replacing(tmp_path / "file") as file:
+def test_what_reaches_the_disk_before_a_file_gets_its_name_is_all_of_it_and_afterwards_the_name(
+    tmp_path, monkeypatch
+):
+    path, synced = tmp_path / "file", []
+
+    def fsync(descriptor):
+        facts = os.fstat(descriptor)
+        synced.append(("folder" if stat.S_ISDIR(facts.st_mode) else facts.st_size, path.exists()))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with replacing(path) as file:
         file.write(b"new")
-    assert sizes[0] == 3
+    assert synced == [(3, False), ("folder", True)]
 
 
 def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless_and_every_cut_refused(tmp_path):

@@ -102,6 +102,13 @@ def test_transcripts_that_no_graph_can_hold_are_listed_by_every_command(
         assert out.read_bytes() == made
 
 
+def test_score_prints_the_word_error_rate(fsachain, tmp_path: Path) -> None:
+    (tmp_path / "ref").write_text("a one two\nb three\n")
+    (tmp_path / "hyp").write_text("a one\nb three three\n")
+    printed = fsachain.ok("score", tmp_path / "ref", tmp_path / "hyp").out
+    assert "WER 66.67 % [ 2 / 3, 1 ins, 1 del, 0 sub ]" in printed
+
+
 def test_exit_statuses_of_mistakes(fsachain, tmp_path: Path) -> None:
     (tmp_path / "broken.txt").write_text("yes\n")
     assert_one_line(fsachain("lang", tmp_path / "broken.txt", tmp_path / "lang"), "broken.txt")

@@ -88,19 +88,23 @@ CONSTANT = ScheduleConfig(decay="constant", warmup=0.0, peak=1e-3)
 
 
 def test_a_finished_training_goes_on_for_more_epochs_where_nothing_scheduled_changes(tmp_path):
-    """Bit for bit the training that had as many from the start."""
+    """Bit for bit the training that had as many from the start, the factor of float16's gradients among it."""
     examples, numerators = corpus(10)
-    at_once = new_trainer(tmp_path / "at once", numerators, num_epochs=5, schedule=CONSTANT)
+    options = {"schedule": CONSTANT, "precision": "float16"}
+    at_once = new_trainer(tmp_path / "at once", numerators, num_epochs=5, **options)
     at_once.fit(examples)
-    new_trainer(tmp_path / "more", numerators, num_epochs=2, schedule=CONSTANT).fit(examples)
-    more = new_trainer(tmp_path / "more", numerators, num_epochs=5, schedule=CONSTANT)
+    new_trainer(tmp_path / "more", numerators, num_epochs=2, **options).fit(examples)
+    more = new_trainer(tmp_path / "more", numerators, num_epochs=5, **options)
     assert [epoch["epoch"] for epoch in more.fit(examples).epochs] == [1, 2, 3, 4, 5]
     expected = at_once.model.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in more.model.state_dict().items())
+    newest = [list_checkpoints(tmp_path / name / "checkpoints")[-1] for name in ("at once", "more")]
+    one, other = (load_tensors(path)[1]["state"]["precision"] for path in newest)
+    assert one == other and one[1] > 0
     events = [event["event"] for event in read_log(tmp_path / "more" / "train.jsonl")]
     assert events.count("epoch") == 5 and events.count("end") == 1 and events[-1] == "end"
     with pytest.raises(ConfigError, match=r"train.num_epochs was 5, is 3, but 5 epochs are done"):
-        new_trainer(tmp_path / "more", numerators, num_epochs=3, schedule=CONSTANT).fit(examples)
+        new_trainer(tmp_path / "more", numerators, num_epochs=3, **options).fit(examples)
 
 
 @pytest.mark.parametrize(

@@ -72,8 +72,8 @@ def test_the_factorised_loss_is_that_of_its_distribution(blank, backend):
 
 TARGETS = make_targets()
 LOSSES = {
-    "hat": lambda x: hat_loss(x, TARGETS % BLANK, FRAMES, LABELS, BLANK, "none"),
-    "tdt": lambda x: tdt_loss(x, TARGETS % 8, FRAMES, LABELS, [0, 1, 2], BLANK, "none"),
+    "hat": lambda x, **more: hat_loss(x, TARGETS % BLANK, FRAMES, LABELS, BLANK, "none", **more),
+    "tdt": lambda x, **more: tdt_loss(x, TARGETS % 8, FRAMES, LABELS, [0, 1, 2], BLANK, "none", **more),
 }
 
 
@@ -90,6 +90,16 @@ def test_a_node_without_tokens_has_no_label_arc(kind):
     losses.sum().backward()
     assert torch.isfinite(losses).all() and torch.isfinite(x.grad).all()
     assert (losses[1] > LOSSES[kind](make_logits())[1]).all()
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_clamp_limits_entries_of_blanks_and_durations_too(kind):
+    x, limit = make_logits(2.0), 0.05
+    plain, clamped = (
+        torch.autograd.grad(LOSSES[kind](x, **more).sum(), x)[0] for more in ({}, {"clamp": limit})
+    )
+    close(clamped, plain.clamp(-limit, limit))
+    assert (plain.abs().amax((0, 1, 2))[[BLANK, 8, 9, 10]] > limit).all()
 
 
 def test_a_target_that_is_the_blank_has_no_factorised_probability():

@@ -246,6 +246,14 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     assert log[0]["utterances"] == 1
     assert "5 utterances left out" in err
     assert "1  sampling rate" in err
+    for path in corpus.glob("*.wav"):
+        path.unlink()
+    status, _, err = fsachain(*training)
+    last = err.splitlines()[-1]
+    assert status == EXIT_USER_ERROR and err.count("error: ") == 1
+    assert last.startswith(
+        "error: training set: no utterance is left; the first: utterance 'u6': word 'maybe'"
+    )
 
 
 def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, training, corpus):

@@ -93,6 +93,13 @@ def test_a_state_that_is_none_is_refused(attack, tmp_path):
         Checkpoint.load(tmp_path / "state.safetensors")
 
 
+def test_a_checkpoint_that_lost_its_checksum_is_refused(tmp_path):
+    meta = {"format": "fsachain checkpoint 2", "header": "{}"}
+    save_file({"model.w": torch.ones(2)}, tmp_path / "sum.safetensors", metadata=meta)
+    with pytest.raises(DataError, match="checksum is wrong"):
+        load_tensors(tmp_path / "sum.safetensors")
+
+
 def test_names_that_point_elsewhere_are_no_checkpoints(tmp_path):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
