@@ -39,7 +39,7 @@ CORPORA: dict[str, Prepare] = {
 }
 ERRORS = {"17/17/17": Rates(0.17, 0.17, 0.17), "0/0/70": Rates(0.0, 0.0, 0.7)}
 # By objective and corpus: a word of a larger vocabulary is a weaker sign of itself, and a network that hears little needs
-# stronger ones.
+# stronger ones. With CTC none was found that helps dialogue; these do least harm on its dev set: see RESULTS.md.
 WRONG = {
     "LF-MMI": {
         "digits": {"substitution": 5.0, "insertion": 5.0},
@@ -49,7 +49,7 @@ WRONG = {
     "CTC": {
         "digits": {"substitution": 5.0, "insertion": 5.0},
         "prompts": {"substitution": 12.0, "insertion": 14.0, "deletion": -2.0},
-        "dialogue": {"substitution": 12.0, "insertion": 14.0, "deletion": -2.0},
+        "dialogue": {"substitution": 20.0, "insertion": 22.0, "deletion": 2.0},
     },
 }
 # By objective and errors. Beside a penalty a star costs its length, in LF-MMI by the phone model and in CTC some 2.5 nats;
