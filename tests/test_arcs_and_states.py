@@ -1,4 +1,4 @@
-"""Occupancies of arcs and states, and gradients of arc weights: against the oracle, and the oracle against all paths."""
+"""Occupancies of arcs and states, and gradients of arc weights: against all paths; test_backends_agree.py has the oracle."""
 
 from dataclasses import replace
 
@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from enumeration import enumerate_paths
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices, two_lobes
+from random_graphs import connected_graph, left_to_right_graph, two_lobes
+from test_backends_agree import assert_agrees
 
 from fsachain import (
     DenominatorGraph,
@@ -24,9 +22,7 @@ from fsachain.backends.reference import sums as reference
 from tools.fuzz.reader import within
 
 NUM_PDFS = 9
-FEW_PDFS = 3
 BACKENDS = ["cpu", "reference"]
-KINDS = ["leaky", "barely leaky", "leaky alone", "exact", "numerator"]
 SCALES = [1.0, 30.0, 80.0, 1000.0]
 
 
@@ -34,8 +30,6 @@ def table_and_leak(kind, seed=0):
     denominator = DenominatorGraph(connected_graph(seed), NUM_PDFS)
     return {
         "leaky": lambda: (denominator.table, 0.1),
-        "barely leaky": lambda: (denominator.table, 1e-5),
-        "leaky alone": lambda: (denominator.table, 1.0),
         "exact": lambda: (compile_table(connected_graph(seed), NUM_PDFS), 0.0),
         "numerator": lambda: (compile_table(left_to_right_graph(seed), NUM_PDFS), 0.0),
     }[kind]()
@@ -47,73 +41,6 @@ def occupancies(table, scores, leaky, backend):
     return result.arc_occupancy(0), result.state_occupancy(0)
 
 
-def assert_agrees(table, scores, leaky):
-    """cpu against the oracle; occupancies of a frame sum to one, or are all zero in an impossible sequence."""
-    ours = occupancies(table, scores, leaky, "cpu")
-    exact = occupancies(table, scores, leaky, "reference")
-    for mine, expected in zip(ours, exact, strict=True):
-        np.testing.assert_allclose(mine, expected, rtol=0.0, atol=tolerances.FLOAT64)
-        total = float(expected.any())
-        np.testing.assert_allclose(mine.sum(axis=1), total, rtol=0.0, atol=tolerances.ROUNDING)
-    return ours
-
-
-@settings(max_examples=80)
-@given(
-    st.data(),
-    graphs(max_states=3, max_arcs=5),
-    st.integers(0, 3),
-    st.sampled_from([0.0, 1e-5, 0.1, 1.0]),
-    st.sampled_from(BACKENDS),
-)
-def test_occupancies_equal_the_shares_of_all_paths(data, fsa, num_frames, leaky, backend):
-    scores = data.draw(score_matrices(num_frames))
-    init = np.array(data.draw(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3)))[: fsa.num_states]
-    init[0] += 0.25
-    with np.errstate(divide="ignore"):
-        table = replace(compile_table(fsa, FEW_PDFS), leaky_log_prob=np.log(init / init.sum()))
-    expected = enumerate_paths(fsa, scores, FEW_PDFS, init=table.leaky_log_prob, leaky=leaky)
-    arcs, states = occupancies(table, scores, leaky, backend)
-    assert arcs.shape == (num_frames, fsa.num_arcs) and states.shape == (num_frames + 1, fsa.num_states)
-    np.testing.assert_allclose(arcs, expected.arc_occupancy, rtol=0.0, atol=tolerances.ENUMERATION)
-    np.testing.assert_allclose(states, expected.state_occupancy, rtol=0.0, atol=tolerances.ENUMERATION)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("scale", "dtype"), [(1.0, np.float32), (30.0, np.float64), (80.0, np.float32), (1000.0, np.float64)]
-)
-def test_cpu_agrees_with_the_oracle_at_every_scale(kind, scale, dtype):
-    for seed in range(3):
-        table, leaky = table_and_leak(kind, seed)
-        scores = (scale * np.random.default_rng(seed).normal(size=(40, NUM_PDFS))).astype(dtype)
-        assert_agrees(table, scores, leaky)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("height", [30.0, 1000.0])
-def test_cpu_agrees_with_the_oracle_on_one_hot_scores_and_on_minus_infinity(kind, height):
-    rng = np.random.default_rng(1)
-    table, leaky = table_and_leak(kind)
-    hot = rng.integers(NUM_PDFS, size=(40, 1))
-    scores = np.where(np.arange(NUM_PDFS) == hot, height, -height)
-    assert_agrees(table, scores, leaky)
-    scores[rng.random(scores.shape) < 0.05] = -np.inf
-    assert_agrees(table, scores, leaky)
-
-
-@pytest.mark.parametrize("gap", [20.0, 600.0, 660.0, 740.0, 921.0, 5000.0, 1e6])
-@pytest.mark.parametrize("frames", [1, 100])
-def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, frames):
-    """One lobe falls behind by exp(-gap) and later gets ahead: what underflows must be added up in logs."""
-    scores = np.zeros((240, 3))
-    scores[1 : 1 + frames, 1] = -gap / frames
-    scores[120 : 120 + frames, 0] = -2 * gap / frames
-    arcs, states = assert_agrees(compile_table(two_lobes()), scores, 0.0)
-    assert arcs[110, 3] == pytest.approx(1.0, abs=tolerances.SURE_OCCUPANCY)
-    assert states[110, 2] == pytest.approx(1.0, abs=tolerances.SURE_OCCUPANCY)
-
-
 def test_what_is_nearly_lost_keeps_its_proportions():
     """Beside a lobe at exp(-630) two are at the least float there is, in which 0.4 nats cannot be told; they win."""
     rings = [1, 2, 3]
@@ -122,9 +49,9 @@ def test_what_is_nearly_lost_keeps_its_proportions():
     scores[0, 4] = -np.inf
     scores[1, :3] = -630.0, -744.4, -744.0
     scores[2, 0] = -2000.0
-    _, states = assert_agrees(compile_table(fsa), scores, 0.0)
+    exact = assert_agrees(TableBatch.pack([compile_table(fsa)]), scores[None])
     share = 1.0 / (1.0 + np.exp(-0.4))
-    np.testing.assert_allclose(states[3:, 3], share, rtol=0.0, atol=tolerances.FLOAT64)
+    np.testing.assert_allclose(exact.state_occupancy(0)[3:, 3], share, rtol=0.0, atol=tolerances.FLOAT64)
 
 
 @pytest.mark.parametrize("gap", [600.0, 660.0, 740.0, 5000.0])
@@ -134,9 +61,9 @@ def test_a_leak_that_collects_next_to_nothing_is_not_lost(gap, leaky):
     table = replace(compile_table(two_lobes()), leaky_log_prob=np.array([-np.inf, 0.0, -np.inf]))
     scores = np.zeros((12, 3))
     scores[3, 0] = scores[7, 1] = -gap
-    assert_agrees(table, scores, leaky)
-    scores[3, 0], scores[3, 2] = -2 * gap, gap
-    assert_agrees(table, scores, leaky)
+    other = scores.copy()
+    other[3, 0], other[3, 2] = -2 * gap, gap
+    assert_agrees(TableBatch.share(table, 2), np.stack([scores, other]), leaky=leaky)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -234,15 +161,17 @@ def test_gradients_come_to_those_who_want_them_and_are_right(wanted):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("leaky", [0.0, 0.1])
-def test_arc_gradients_are_expected_counts_at_every_scale(scale, leaky):
+def test_gradients_are_expected_counts_times_what_comes_in_at_every_scale(scale, leaky):
     batch, scores, weights = weighted_problem(scale)
-    weights.requires_grad_()
+    weights.requires_grad_(), scores.requires_grad_()
     factors = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     value = total_log_prob(batch, scores, [6, 3, 5], arc_log_probs=weights, leaky_hmm_coefficient=leaky)
     (value * factors).sum().backward()
     result = forward_backward(batch, scores, [6, 3, 5], leaky_hmm_coefficient=leaky, backend="reference")
     expected = torch.cat([factors[n] * result.arc_occupancy(n).sum(dim=0) for n in range(3)])
     torch.testing.assert_close(weights.grad, expected, rtol=0.0, atol=tolerances.FLOAT64)
+    expected = factors.view(-1, 1, 1) * result.occupancy
+    torch.testing.assert_close(scores.grad, expected, rtol=0.0, atol=tolerances.FLOAT64)
 
 
 def test_an_arc_of_weight_zero_has_no_gradient():

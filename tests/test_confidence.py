@@ -96,14 +96,6 @@ def _paths(graph, scores):
     yield from walk(graph.start(), 0, 0.0, [])
 
 
-def test_no_frames_and_no_path_give_no_lattice():
-    import test_decoder
-
-    decoder = Decoder(test_decoder.word_loop(), test_decoder.WORDS)
-    assert decoder.lattice(np.zeros((0, 7), np.float32)) is None
-    assert decoder.lattice(np.full((5, 7), -np.inf, np.float32)) is None
-
-
 @given(blocks=st.lists(st.integers(0, 300), min_size=1, max_size=6), max_frames=st.integers(2, 120))
 def test_pieces_are_the_whole_in_order_and_none_is_too_long(blocks, max_frames):
     scores = np.random.default_rng(0).normal(size=(sum(blocks), 4)).astype(np.float32)

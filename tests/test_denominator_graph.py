@@ -68,15 +68,23 @@ def test_every_state_sums_to_one_and_sequences_score_as_in_the_unmerged_graph(tr
             assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.LUMPED_PATH)
 
 
-def test_a_phone_model_that_accepts_nothing_is_refused():
-    dead = Fsa(2, [0], [1], [0], [0.0], [-math.inf, -math.inf])
-    with pytest.raises(GraphError, match="accepts no phone sequence"):
-        build_denominator(dead, TREES["monophone"])
-
-
-def test_a_phone_beyond_the_tree_is_refused():
-    with pytest.raises(GraphError, match="phone 4"):
-        build_denominator(Fsa(1, [0], [0], [3], [-0.5], [-0.5]), TREES["monophone"])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: build_denominator(
+                Fsa(2, [0], [1], [0], [0.0], [-math.inf, -math.inf]), TREES["monophone"]
+            ),
+            "accepts no phone sequence",
+        ),
+        (lambda: build_denominator(Fsa(1, [0], [0], [3], [-0.5], [-0.5]), TREES["monophone"]), "phone 4"),
+        (lambda: free_denominator(0), "num_pdfs = 0; expected at least 1"),
+    ],
+    ids=["a model that accepts nothing", "a phone beyond the tree", "no pdfs"],
+)
+def test_what_makes_no_denominator_is_refused(call, message):
+    with pytest.raises(GraphError, match=message):
+        call()
 
 
 @st.composite
@@ -213,8 +221,3 @@ def test_lfmmi_with_ctc_numerators_and_the_free_denominator_is_ctc():
         theirs.log_softmax(-1).transpose(0, 1), labels, (FRAMES, 5), (4, 2), reduction="sum"
     ).div(FRAMES + 5).backward()
     torch.testing.assert_close(ours.grad, theirs.grad, atol=tolerances.OCCUPANCY, rtol=0.0)
-
-
-def test_a_denominator_over_no_pdfs_is_refused():
-    with pytest.raises(GraphError, match="num_pdfs = 0; expected at least 1"):
-        free_denominator(0)

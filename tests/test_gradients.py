@@ -37,65 +37,6 @@ def make_numerators():
     return TableBatch.pack([compile_table(left_to_right_graph(n, 3, WIDTH), WIDTH) for n in range(3)])
 
 
-@pytest.mark.parametrize("kind", ["shared", "packed"])
-@pytest.mark.parametrize("leaky", [0.0, 0.1])
-def test_gradcheck_of_total_log_prob_in_the_scores(kind, leaky):
-    if kind == "packed" and leaky > 0.0:
-        batch = TableBatch.pack([DenominatorGraph(graph(n), WIDTH).table for n in range(3)])
-    else:
-        batch = make_batch(kind)
-    assert torch.autograd.gradcheck(
-        lambda y: total_log_prob(batch, y, LENGTHS, leaky_hmm_coefficient=leaky), (make_scores(),)
-    )
-
-
-LOSS_OPTIONS = [
-    {"out_of_range_regularize": 0.0},
-    {"l2_regularize": 0.1},
-    {"denominator_scale": 0.5},
-    {"out_of_range_regularize": 0.3},
-]
-
-
-@pytest.mark.parametrize("options", LOSS_OPTIONS)
-def test_gradcheck_of_the_loss(options):
-    loss, numerators = make_loss(**options), make_numerators()
-    scale = 25.0 if options.get("out_of_range_regularize") else 1.0
-    scores = (scale * make_scores().detach()).requires_grad_()
-    assert torch.autograd.gradcheck(
-        lambda y: loss(y, LENGTHS, numerators, weights=[1.0, 0.5, 2.0]), (scores,)
-    )
-
-
-def test_gradcheck_of_the_cross_entropy_branch():
-    """Numerator occupancies are constants to the branch."""
-    loss, numerators, scores = make_loss(xent_regularize=0.3), make_numerators(), make_scores().detach()
-    xent = make_scores(seed=1)
-    assert torch.autograd.gradcheck(
-        lambda x: loss(scores, LENGTHS, numerators, xent_log_probs=x.log_softmax(dim=2)), (xent,)
-    )
-
-
-def test_the_incoming_gradient_is_respected():
-    batch, scores = make_batch("packed"), make_scores()
-    factors = torch.tensor([2.0, -1.0, 0.0], dtype=torch.float64)
-    (total_log_prob(batch, scores, LENGTHS) * factors).sum().backward()
-    occupancy = forward_backward(batch, scores, LENGTHS, backend="reference").occupancy
-    torch.testing.assert_close(
-        scores.grad, occupancy * factors.view(-1, 1, 1), rtol=0.0, atol=tolerances.FLOAT64
-    )
-
-
-def test_a_scaled_loss_scales_its_gradient():
-    loss, numerators = make_loss(), make_numerators()
-    grads = []
-    for factor in (1.0, -8.0):
-        scores = make_scores()
-        (factor * loss(scores, LENGTHS, numerators)).backward()
-        grads.append(scores.grad)
-    torch.testing.assert_close(grads[1], -8.0 * grads[0], rtol=tolerances.ROUNDING, atol=0.0)
-
-
 def total(y):
     return total_log_prob(make_batch("packed"), y, LENGTHS).sum()
 

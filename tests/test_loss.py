@@ -58,8 +58,9 @@ def test_every_field_of_the_record_follows_its_formula():
     }
     loss, output = make_loss(**options), make_output(scale=20.0)
     weights = torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
-    xent = make_output(seed=1).detach().log_softmax(dim=2)
+    xent = make_output(seed=1).detach().log_softmax(dim=2).requires_grad_()
     value = loss(output, LENGTHS, make_graphs(), weights=weights, xent_log_probs=xent)
+    value.backward()
     num, den = oracle(output)
     record, y = loss.last_record, output.detach() * real_frames()
     per_sequence = weights.view(-1, 1, 1)
@@ -70,7 +71,8 @@ def test_every_field_of_the_record_follows_its_formula():
     close(record.l2_term, -0.5 * 0.01 * (per_sequence * y**2).sum())
     close(record.out_of_range_term, -0.5 * 0.2 * (per_sequence * (y.abs() - 30).clamp(min=0) ** 2).sum())
     assert record.out_of_range_term < 0
-    close(record.xent_objf, (per_sequence * num.occupancy * xent).sum())
+    close(record.xent_objf, (per_sequence * num.occupancy * xent.detach()).sum())
+    close(-xent.grad * record.weight_ok, 0.3 * per_sequence * num.occupancy)  # a constant to the branch
     close(record.weight, (weights * torch.tensor(LENGTHS)).sum())
     close(record.weight_ok, record.weight)
     assert record.ok.all() and record.excluded == () and record.names[2] == "sequence 2"
@@ -271,12 +273,12 @@ BOOST = 0.4
 
 @pytest.mark.parametrize(("boost", "leaky"), [(0.0, 0.1), (BOOST, 0.0), (BOOST, 1e-5), (BOOST, 0.5)])
 def test_value_and_gradient_are_occupancies_of_boosted_scores_and_penalties_over_frames(boost, leaky):
-    """A weight of zero leaves log Z as it is and takes the gradient away."""
+    """Times what comes in. A weight of zero leaves log Z as it is and takes the gradient away."""
     weights = torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
     options = {"denominator_scale": 0.7, "l2_regularize": 0.05, "out_of_range_regularize": 0.2}
     loss = make_loss(boost=boost, leaky_hmm_coefficient=leaky, **options)
     output = make_output(scale=20.0)
-    loss(output, LENGTHS, make_graphs(), weights=weights).backward()
+    (-8.0 * loss(output, LENGTHS, make_graphs(), weights=weights)).backward()
     num, den = oracle(output, boost, leaky)
     record = loss.last_record
     close(record.num_log_prob, num.log_prob)
@@ -285,7 +287,7 @@ def test_value_and_gradient_are_occupancies_of_boosted_scores_and_penalties_over
     y = output.detach() * real_frames()
     excess = y - y.clamp(-30, 30)
     expected = num.occupancy - 0.7 * den.occupancy - 0.05 * y - 0.2 * excess
-    close(-output.grad * record.weight_ok, weights.view(-1, 1, 1) * expected)
+    close(output.grad * record.weight_ok, 8.0 * weights.view(-1, 1, 1) * expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

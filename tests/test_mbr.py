@@ -20,10 +20,9 @@ from loss_inputs import (
     make_loss,
     make_output,
 )
-from random_graphs import connected_graph, graphs, score_matrices
+from random_graphs import graphs, score_matrices
 
 from fsachain import (
-    DenominatorGraph,
     Fsa,
     TableBatch,
     compile_table,
@@ -105,17 +104,6 @@ def case(scale=1.0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(7)
     scores = scale * make_output(seed=3).detach()
     return scores.to(dtype), torch.rand(scores.shape, generator=generator, dtype=torch.float64).to(dtype)
-
-
-@pytest.mark.parametrize(("kind", "leaky"), [("shared", 0.5), ("packed", 0.0)])
-def test_gradcheck_in_scores_and_accuracy(kind, leaky):
-    tables = [DenominatorGraph(connected_graph(n, 4, 9, 5), 5).table for n in range(3)]
-    batch = TableBatch.share(tables[0], 3) if kind == "shared" else TableBatch.pack(tables)
-    scores, accuracy = torch.rand(2, 3, 6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert torch.autograd.gradcheck(
-        lambda y, a: expected_accuracy(batch, y, a, [6, 3, 5], leaky_hmm_coefficient=leaky),
-        (scores.requires_grad_(), accuracy.requires_grad_()),
-    )
 
 
 @pytest.mark.parametrize(

@@ -53,11 +53,12 @@ ENTRIES |= {kind: of_loss(kind) for kind in LOSSES}
 of_every_entry = pytest.mark.parametrize("entry", ENTRIES)
 
 
-def evaluate(entry, budget, layout="shared", leaky=0.1, scale=1.0):
+def evaluate(entry, budget, layout="shared", leaky=0.1, scale=1.0, dtype=torch.float64):
     """A graph shared by all sequences, or graphs of their own; both can leak."""
     tables = [make_denominator(n).table for n in range(SIZE)]
     batch = TableBatch.share(tables[0], SIZE) if layout == "shared" else TableBatch.pack(tables)
-    return ENTRIES[entry](make_output(scale=scale), batch, leaky_hmm_coefficient=leaky, memory_budget=budget)
+    output = make_output(scale=scale, dtype=dtype)
+    return ENTRIES[entry](output, batch, leaky_hmm_coefficient=leaky, memory_budget=budget)
 
 
 @pytest.fixture
@@ -74,13 +75,16 @@ def segments(monkeypatch):
 
 
 @of_every_entry
-@pytest.mark.parametrize(("layout", "leaky", "scale"), [("shared", 0.0, 1000.0), ("packed", 0.1, 80.0)])
-def test_no_bit_depends_on_the_budget(entry, layout, leaky, scale, segments):
+@pytest.mark.parametrize(
+    ("layout", "leaky", "scale", "dtype"),
+    [("shared", 0.0, 1000.0, torch.float64), ("shared", 0.3, 1.0, torch.float32), ("packed", 0.1, 80.0, torch.float64)],
+)  # fmt: skip
+def test_no_bit_depends_on_the_budget(entry, layout, leaky, scale, dtype, segments):
     """And yet it is heard: at 0 every group of sequences is cut into segments, without a limit none is."""
     results = {}
     for budget in BUDGETS:
         segments.clear()
-        results[budget] = evaluate(entry, budget, layout, leaky, scale)
+        results[budget] = evaluate(entry, budget, layout, leaky, scale, dtype)
         if budget == 0:
             assert min(segments) > 1
         elif budget is None or budget == math.inf:
