@@ -60,6 +60,15 @@ def pdf_sequences(num_pdfs, num_frames):
     return itertools.product(range(num_pdfs), repeat=num_frames)
 
 
+def join(left, right, longest):
+    """Strings of both, one after the other, with their probabilities; up to so many symbols."""
+    joined = {}
+    for (a, p), (b, q) in itertools.product(left.items(), right.items()):
+        if len(a) + len(b) <= longest:
+            joined[a + b] = joined.get(a + b, 0.0) + p * q
+    return joined
+
+
 def linear(labels):
     """An OpenFst acceptor of these labels in a row, at no cost."""
     import pywrapfst  # which not everyone has installed

@@ -9,14 +9,7 @@ import torch
 from random_graphs import connected_graph, left_to_right_graph, two_lobes
 from test_backends_agree import assert_agrees
 
-from fsachain import (
-    DenominatorGraph,
-    Fsa,
-    TableBatch,
-    compile_table,
-    forward_backward,
-    total_log_prob,
-)
+from fsachain import DenominatorGraph, Fsa, TableBatch, compile_table, forward_backward, total_log_prob
 from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.reference import sums as reference
 from tools.fuzz.reader import within

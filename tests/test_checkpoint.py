@@ -220,14 +220,18 @@ def test_the_best_epoch_is_kept_beside_the_last(tmp_path):
     assert list(read_log(tmp_path / "train.jsonl"))[-1]["best_epoch"] == 2
 
 
-def test_half_a_line_of_the_log_is_cut_and_the_rest_stays(tmp_path):
+def test_half_a_line_of_the_log_and_hostile_ones_are_cut_and_the_rest_stays(tmp_path):
     log = JsonLinesLog(tmp_path / "train.jsonl")
     log.write("start")
     log.write("epoch", epoch=1)
     whole = log.path.read_text()
-    log.path.write_text(whole + '{"event": "epo{"event": "epoch", "epoch": 2}\n{"ev')
-    assert log.rewind(lambda event: True) == 2
-    assert log.path.read_text() == whole
+    for more, count in (
+        (b'{"event": "epo{"event": "epoch", "epoch": 2}\n{"ev', 2),
+        (b"[" * 100_000 + b"\n\xff\xfe\n" + b"9" * 10_000 + b"\n[1]\n", 4),
+    ):
+        log.path.write_bytes(whole.encode() + more)
+        assert log.rewind(lambda event: True) == count
+        assert log.path.read_text() == whole
     assert log.rewind(lambda event: event["event"] != "epoch") == 0
     assert [event["event"] for event in read_log(log.path)] == ["start"]
 

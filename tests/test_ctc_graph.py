@@ -147,14 +147,6 @@ def test_frames_weigh_what_the_scripts_do_that_spell_them(target, penalties, top
         assert log_prob <= ROUNDING
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_with_infinite_penalties_a_graph_is_the_plain_one(topology):
-    plain, same = (ctc_graph([1, 1, 2], 0, topology, forgive=way) for way in (None, Forgiveness()))
-    batch = TableBatch.pack([compile_table(graph, CLASSES) for graph in (plain, same)])
-    scores = np.tile(np.random.default_rng(0).normal(size=(1, 6, CLASSES)), (2, 1, 1))
-    assert np.ptp(forward_backward(batch, scores, backend="reference").log_prob) < ROUNDING
-
-
 @pytest.mark.parametrize("star", [None, 0, 2])
 def test_a_star_without_a_class_of_its_own_is_refused(star):
     with pytest.raises(ConfigError, match=f"star = {star}; expected a class of its own"):

@@ -84,13 +84,6 @@ def test_frame_limit_holds_for_padded_batches():
     assert [203] in batches
 
 
-@pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("max_batch_frames", 0), ("noise", 1.0)])
-def test_illegal_option_is_refused_by_name(option, value):
-    options = {"batch_size": 4, "seed": 1, "epoch": 0, option: value}
-    with pytest.raises(ConfigError, match=f"{option} is {value}"):
-        length_buckets(LENGTHS, **options)
-
-
 def test_recorded_speech_becomes_normalised_examples(shared, tmp_path):
     data = DataDir.read(shared / "data" / "digits" / "isolated" / "dev").select(lambda u: u.id < "k")
     examples = load_examples(data, FeatureConfig(), cache_dir=tmp_path, num_workers=2)
@@ -179,10 +172,18 @@ def test_lengths_that_change_with_the_epoch_do_not_change_the_number_of_steps():
     assert {len(found.buckets(epoch)) for epoch in range(20)} == {found.num_batches}
 
 
-@pytest.mark.parametrize("option", ["batch_size", "batch_frames", "shards_at_once"])
-def test_an_option_below_one_is_refused_by_name(option):
-    with pytest.raises(ConfigError, match=f"{option} is 0"):
-        order(**{option: 0})
+@pytest.mark.parametrize(
+    ("make", "option", "value"),
+    [
+        *[(length_buckets, *wrong) for wrong in (("batch_size", 0), ("max_batch_frames", 0), ("noise", 1.0))],
+        *[(EpochOrder, option, 0) for option in ("batch_size", "batch_frames", "shards_at_once")],
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name(make, option, value):
+    options = {"epoch": 0} if make is length_buckets else {}
+    lengths = LENGTHS if make is length_buckets else lambda epoch: LENGTHS
+    with pytest.raises(ConfigError, match=f"{option} is {value}"):
+        make(lengths, **{"batch_size": 4, "seed": 1, **options, option: value})
 
 
 # Frames that utterances will have are known beforehand, and are those of their features.

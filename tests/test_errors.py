@@ -101,9 +101,6 @@ def test_malformed_text_is_refused_with_its_line(text, match, tmp_path):
     path.write_text(text)
     with refused(GraphError, r"bad\.fst\.txt"):
         Fsa.from_text(path)
-
-
-def test_a_missing_text_file_is_named(tmp_path):
     with refused(GraphError, r"absent.txt: cannot be read \(No such file or directory\)"):
         Fsa.from_text(tmp_path / "absent.txt")
 
@@ -271,6 +268,11 @@ def loss_call(**changed):
     [
         ({"nnet_output": torch.zeros(5, 9)}, ShapeError, r"nnet_output has shape \[5, 9\]; expected \[N, T, 9\]"),
         ({"nnet_output": torch.zeros(2, 5, 8)}, ShapeError, r"nnet_output has shape \[2, 5, 8\]; expected \[N, T, 9\]"),
+        ({"nnet_output": torch.zeros(2, 5, 9, dtype=torch.int64)}, ShapeError, "nnet_output has dtype int64"),
+        (
+            {"numerators": [left_to_right_graph(0, 3, 9), Fsa(2, [0], [1], [9], [0.0], [-INF, 0.0])]},
+            *(ShapeError, "nnet_output has 9 pdfs .*; expected at least 10 for sequence 1"),
+        ),
         ({"nnet_output": SCORES}, ShapeError, "nnet_output is a ndarray; expected a torch tensor"),
         ({"numerators": [left_to_right_graph(0, 3, 9)]}, ShapeError, "numerators holds 1 graphs; expected 2"),
         ({"lengths": None}, ShapeError, r"lengths is None; expected the frames of each sequence, \[2\] integers"),
@@ -290,13 +292,6 @@ def loss_call(**changed):
 def test_malformed_arguments_of_the_loss_are_refused(changed, error, match):
     with refused(error, match):
         loss_call(**changed)
-
-
-def test_errors_of_numerators_name_them_and_the_argument_of_the_loss():
-    with refused(ShapeError, "nnet_output has dtype int64"):
-        loss_call(nnet_output=torch.zeros(2, 5, 9, dtype=torch.int64))
-    with refused(ShapeError, "nnet_output has 9 pdfs .*; expected at least 10 for sequence 1"):
-        loss_call(numerators=[left_to_right_graph(0, 3, 9), Fsa(2, [0], [1], [9], [0.0], [-INF, 0.0])])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import tolerances
 import torch
 from edit_scripts import STAR, scripts, spoken_scripts
-from graph_paths import Scorer, log_add
+from graph_paths import Scorer, join, log_add
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -130,18 +130,10 @@ def spoken(words, options):
             said = anything if symbol == STAR else dict(LEXICON.pronunciations_of(symbol))
             between = {(SIL,): LEXICON.silence_prob} if symbol == after == STAR else place
             for part in (said, between):
-                strings = join(strings, part)
+                strings = join(strings, part, LONGEST)
         for string, p in strings.items():
             total[string] = total.get(string, 0.0) + math.exp(weight) * p
     return total
-
-
-def join(left, right):
-    joined = {}
-    for (a, p), (b, q) in itertools.product(left.items(), right.items()):
-        if len(a) + len(b) <= LONGEST:
-            joined[a + b] = joined.get(a + b, 0.0) + p * q
-    return joined
 
 
 @pytest.mark.parametrize("options", FORGIVING)

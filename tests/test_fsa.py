@@ -226,7 +226,7 @@ def test_a_bad_arc_is_refused_by_file_state_and_arc(arcs, message, tmp_path):
         Fsa.read(path)
 
 
-def test_truncated_and_foreign_files_are_one_graph_error(tmp_path):
+def test_files_and_weights_that_openfst_cannot_hold_are_one_graph_error(tmp_path):
     good = tmp_path / "good.fst"
     small_fsa().write(good)
     data = good.read_bytes()
@@ -241,8 +241,5 @@ def test_truncated_and_foreign_files_are_one_graph_error(tmp_path):
             Fsa.read(tmp_path / name)
     with pytest.raises(GraphError, match=r"absent\.fst: no such file"):
         Fsa.read(tmp_path / "absent.fst")
-
-
-def test_a_log_prob_beyond_32_bits_is_refused():
     with pytest.raises(GraphError, match=r"log_prob\[0\] = 1e\+300"):
         Fsa(2, [0], [1], [0], [1e300], [-math.inf, 0.0]).to_openfst()

@@ -142,27 +142,26 @@ def test_ngrams_of_words_without_pronunciation_are_left_out(tmp_path):
     assert labels == {0, LEXICON.word_id("a"), LEXICON.word_id("b")}
 
 
+NO_ARPA = r"bad\.arpa: not an n-gram in ARPA format"
+
+
 @pytest.mark.parametrize(
-    "text", ["", "garbage\n", "\\data\\\nngram 1=2\n\n\\1-grams:\n-1 a\n", "\\data\\\nngram 1=x\n"]
+    ("text", "message"),
+    [
+        ("", NO_ARPA),
+        ("garbage\n", NO_ARPA),
+        ("\\data\\\nngram 1=2\n\n\\1-grams:\n-1 a\n", NO_ARPA),
+        ("\\data\\\nngram 1=x\n", NO_ARPA),
+        (None, r"bad\.arpa: no such file"),
+        (estimate_arpa([["x", "y"]], 2), "none of its words is among the 4 words"),
+    ],
 )
-def test_a_malformed_arpa_file_is_an_error_and_not_the_end_of_the_process(text, tmp_path):
+def test_what_is_no_grammar_is_an_error_and_not_the_end_of_the_process(text, message, tmp_path):
     path = tmp_path / "bad.arpa"
-    path.write_text(text)
-    with pytest.raises(GraphError, match=r"bad\.arpa: not an n-gram in ARPA format"):
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(GraphError, match=message):
         grammar_from_arpa(path, LEXICON)
-
-
-def test_an_absent_or_foreign_arpa_file_is_refused(tmp_path):
-    with pytest.raises(GraphError, match=r"absent\.arpa: no such file"):
-        grammar_from_arpa(tmp_path / "absent.arpa", LEXICON)
-    path = tmp_path / "other.arpa"
-    path.write_text(estimate_arpa([["x", "y"]], 2))
-    with pytest.raises(GraphError, match="none of its words is among the 4 words"):
-        grammar_from_arpa(path, LEXICON)
-
-
-def test_a_lexicon_with_a_reserved_word_is_refused(tmp_path):
-    path = tmp_path / "lm.arpa"
     path.write_text(estimate_arpa([["a"]], 2))
     with pytest.raises(GraphError, match="word '<s>' of the lexicon"):
         grammar_from_arpa(path, Lexicon.from_entries([("a", 1.0, ["P"]), ("<s>", 1.0, ["P"])]))

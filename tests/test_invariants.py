@@ -10,14 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, renumbered, score_matrices
 
-from fsachain import (
-    DenominatorGraph,
-    Fsa,
-    LFMMILoss,
-    TableBatch,
-    compile_table,
-    forward_backward,
-)
+from fsachain import DenominatorGraph, Fsa, LFMMILoss, TableBatch, compile_table, forward_backward
 
 NUM_PDFS = 3
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", "reference"])

@@ -87,18 +87,6 @@ def test_a_path_that_becomes_a_command_is_refused_even_if_commands_are_allowed(c
         DataDir.read(corpus, allow_commands=True)
 
 
-def test_a_fault_is_named_by_file_and_line(corpus):
-    """Every other kind: tests/test_validate.py."""
-    write(corpus, "segments", "a a 0.5\n")
-    with pytest.raises(
-        DataError, match=r"segments:1: expected 'utterance recording start end', got 'a a 0.5'"
-    ):
-        DataDir.read(corpus)
-    write(corpus, "wav.scp", "")
-    with pytest.raises(DataError, match="neither wav"):
-        DataDir.read(corpus)
-
-
 def test_the_first_fault_of_each_utterance_is_kept(corpus):
     write(corpus, "wav.scp", "a audio/a.wav\nb\nb audio/b.wav\nc x|\nd d.wav\n")
     write(corpus, "text", "e one\nd two\nd two\na three\n\n")
@@ -124,6 +112,7 @@ def test_segments_of_a_recording_that_occurs_twice_are_left_out(corpus):
 
 
 def test_a_file_that_is_no_table_is_given_up(corpus):
+    """What else can be wrong with a line: tests/test_validate.py."""
     (corpus / "text").write_bytes(b"\xff\n" * 1000)
     with pytest.raises(
         DataError, match=r"more than 500 lines are none of such a file; the last: .*text:501: "

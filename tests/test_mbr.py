@@ -10,24 +10,10 @@ import torch
 from enumeration import all_paths, log_sum
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loss_inputs import (
-    LENGTHS,
-    SIZE,
-    WIDTH,
-    close,
-    make_denominator,
-    make_graphs,
-    make_loss,
-    make_output,
-)
+from loss_inputs import LENGTHS, SIZE, WIDTH, close, make_denominator, make_graphs, make_loss, make_output
 from random_graphs import graphs, score_matrices
 
-from fsachain import (
-    Fsa,
-    TableBatch,
-    compile_table,
-    forward_backward,
-)
+from fsachain import Fsa, TableBatch, compile_table, forward_backward
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.loss.mbr import expected_accuracy
 

@@ -13,22 +13,11 @@ from toy_training import BreakAfter, Interruption, ToyLoss, ToyModel, config, co
 
 from fsachain.data.augment import AugmentConfig
 from fsachain.errors import ConfigError
-from fsachain.train.checkpoint import (
-    Checkpoint,
-    epoch_checkpoints,
-    list_checkpoints,
-    load_tensors,
-)
+from fsachain.train.checkpoint import Checkpoint, epoch_checkpoints, list_checkpoints, load_tensors
 from fsachain.train.config import OPTIMIZERS, OptimizerConfig, TrainConfig
 from fsachain.train.ending import best_average
 from fsachain.train.log import read_log
-from fsachain.train.optimizer import (
-    MaxChange,
-    Schedules,
-    longest_prefix,
-    make_optimizer,
-    set_learning_rate,
-)
+from fsachain.train.optimizer import MaxChange, Schedules, longest_prefix, make_optimizer, set_learning_rate
 from fsachain.train.schedule import Schedule
 from fsachain.train.trainer import Trainer
 

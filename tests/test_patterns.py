@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tolerances
 from enumeration import all_paths, log_sum
-from graph_paths import Scorer, log_add, pdf_sequences, sample_paths
+from graph_paths import Scorer, join, log_add, pdf_sequences, sample_paths
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -70,14 +70,6 @@ def choices(pattern):
     return [(p * q, head + tail) for p, head in heads for q, tail in rest]
 
 
-def join(left, right):
-    joined = {}
-    for (a, p), (b, q) in itertools.product(left.items(), right.items()):
-        if len(a) + len(b) <= LONGEST:
-            joined[a + b] = joined.get(a + b, 0.0) + p * q
-    return joined
-
-
 def language(pattern, lexicon=LEXICON):
     """Phone strings of a pattern with their probabilities, silence at all places, written down without any graph."""
     place = {(): 1.0}
@@ -91,7 +83,7 @@ def language(pattern, lexicon=LEXICON):
                 said = strings_of(item)
             else:
                 said = dict(lexicon.pronunciations_of(item))
-            strings = join(join(strings, said), place)
+            strings = join(join(strings, said, LONGEST), place, LONGEST)
         for string, p in strings.items():
             total[string] = total.get(string, 0.0) + prob * p
     return total

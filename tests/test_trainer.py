@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from toy_training import (
-    NUM_FEATURES,
-    corpus,
-    lfmmi_trainer,
-    new_trainer,
-    one_pdf_table,
-)
+from toy_training import NUM_FEATURES, corpus, lfmmi_trainer, new_trainer, one_pdf_table
 
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError

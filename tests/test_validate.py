@@ -9,9 +9,11 @@ import kaldi_bytes as kb
 import numpy as np
 import pytest
 import soundfile
+from cli_fixtures import graphs_of
 
 from fsachain.cli import EXIT_USER_ERROR
 from fsachain.cli.config import Experiment
+from fsachain.cli.lang import load_lang
 from fsachain.cli.training import validate_data
 from fsachain.data import audio
 from fsachain.data.utterance import Fault, fault_table, told_left_out
@@ -19,14 +21,7 @@ from fsachain.errors import DataError
 from fsachain.train.log import read_log
 
 RATE, WIDTH = 8000, 8
-CONFIG = {
-    "phone_lm": {"ngram_order": 2, "no_prune_ngram_order": 2},
-    "features": {"sample_rate": RATE, "num_mel_bins": WIDTH},
-    "network": {"channels": 8, "bottleneck": 4, "prefinal": 8, "time_strides": [1]},
-    "train": {"num_epochs": 1, "batch_size": 2, "num_threads": 0},
-}
-EXPERIMENT = Experiment.from_dict(CONFIG)
-WORDS = {"u1": "yes no", "u2": "no", "u3": "no no yes", "u4": "yes"}
+EXPERIMENT = Experiment.from_dict({"features": {"sample_rate": RATE, "num_mel_bins": WIDTH}})
 
 
 def speak(path, seconds=1.0, rate=RATE, **options):
@@ -35,26 +30,15 @@ def speak(path, seconds=1.0, rate=RATE, **options):
 
 
 @pytest.fixture
-def corpus(tmp_path):
-    """Four utterances without fault."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for name in WORDS:
-        speak(folder / f"{name}.wav")
-    (folder / "wav.scp").write_text("".join(f"{name} {name}.wav\n" for name in WORDS))
-    (folder / "text").write_text("".join(f"{name} {words}\n" for name, words in WORDS.items()))
-    (folder / "utt2spk").write_text("".join(f"{name} anna\n" for name in WORDS))
-    (tmp_path / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
-    return folder
+def corpus(recorded):
+    """Five utterances without fault, of one speaker."""
+    (recorded / "data/utt2spk").write_text("".join(f"u{n} anna\n" for n in range(1, 6)))
+    return recorded / "data"
 
 
-@pytest.fixture(scope="module")
-def lang(tmp_path_factory):
-    from fsachain.cli.lang import lang
-
-    folder = tmp_path_factory.mktemp("lang")
-    (folder / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
-    return lang(folder / "lexicon.txt", folder, experiment=EXPERIMENT)
+@pytest.fixture
+def lang(recorded):
+    return load_lang(recorded / "lang")
 
 
 def edit(name, old, new):
@@ -70,7 +54,7 @@ def edit(name, old, new):
 
 def samples(values, repeat=2000):
     def write(folder):
-        soundfile.write(folder / "u2.wav", np.tile(values, repeat), RATE, subtype="FLOAT")
+        soundfile.write(folder / "2.wav", np.tile(values, repeat), RATE, subtype="FLOAT")
 
     return write
 
@@ -79,7 +63,7 @@ def segment(line):
     """All utterances as segments of their recordings; that of u2 is `line`."""
 
     def change(folder):
-        lines = [f"{name} {name} 0 1" for name in WORDS if name != "u2"] + [f"u2 {line}"]
+        lines = [f"u{n} u{n} 0 1" for n in (1, 3, 4, 5)] + [f"u2 {line}"]
         (folder / "segments").write_text("\n".join(lines) + "\n")
 
     return change
@@ -99,26 +83,26 @@ def matrix(value):
 NAN_ROW = np.vstack([np.zeros((50, WIDTH)), np.full((1, WIDTH), np.nan)])
 # Kind of fault and what is said of it (a regular expression): what brings it about.
 CASES: dict[str, Callable[[Path], object]] = {
-    r"missing file: u2\.wav.*no such file": lambda f: (f / "u2.wav").unlink(),
-    r"unreadable audio: cannot read .*u2\.wav": lambda f: (f / "u2.wav").write_bytes(b"this is a text"),
-    "unreadable audio: not a regular file": lambda f: ((f / "u2.wav").unlink(), (f / "u2.wav").mkdir()),
-    "empty audio: gives no frame": lambda f: speak(f / "u2.wav", 0.0),
-    "sampling rate: 16000 Hz, expected 8000 Hz": lambda f: speak(f / "u2.wav", rate=16000),
+    r"missing file: 2\.wav.*no such file": lambda f: (f / "2.wav").unlink(),
+    r"unreadable audio: cannot read .*2\.wav": lambda f: (f / "2.wav").write_bytes(b"this is a text"),
+    "unreadable audio: not a regular file": lambda f: ((f / "2.wav").unlink(), (f / "2.wav").mkdir()),
+    "empty audio: gives no frame": lambda f: speak(f / "2.wav", 0.0),
+    "sampling rate: 16000 Hz, expected 8000 Hz": lambda f: speak(f / "2.wav", rate=16000),
     "features not finite: first in frame 0 of 50": samples([0.1, float("nan")]),
     "empty text: transcript is empty": edit("text", "u2 no\n", "u2\n"),
     "unknown word: 'maybe'": edit("text", "u2 no", "u2 maybe"),
-    r"too short: .*2 output frames \(5 of features\), its 3 words take 7": lambda f: speak(f / "u3.wav", 0.05),
+    r"too short: .*2 output frames \(5 of features\), its 3 words take 7": lambda f: speak(f / "3.wav", 0.05),
     "duplicate id: text:3: key 'u2' occurs twice, first on line 2": edit("text", "u2 no\n", "u2 no\nu2 yes\n"),
-    r"duplicate id: wav\.scp:3: key 'u2'": edit("wav.scp", "u2 u2.wav\n", "u2 u2.wav\nu2 u1.wav\n"),
+    r"duplicate id: wav\.scp:3: key 'u2'": edit("wav.scp", "u2 2.wav\n", "u2 2.wav\nu2 1.wav\n"),
     "no transcript: no transcript for utterance 'u2'": edit("text", "u2 no\n", ""),
-    "no recording: 'u2' has neither a recording nor": edit("wav.scp", "u2 u2.wav\n", ""),
-    r"no recording: wav\.scp:2: 'u2' has no path": edit("wav.scp", "u2 u2.wav", "u2"),
+    "no recording: 'u2' has neither a recording nor": edit("wav.scp", "u2 2.wav\n", ""),
+    r"no recording: wav\.scp:2: 'u2' has no path": edit("wav.scp", "u2 2.wav", "u2"),
     "no speaker: no speaker for utterance 'u2'": edit("utt2spk", "u2 anna\n", ""),
     "no speaker: expected 'utterance speaker'": edit("utt2spk", "u2 anna\n", "u2 anna bert\n"),
-    r"shell command: wav\.scp:2: 'u2' is a shell command": edit("wav.scp", "u2 u2.wav", "u2 cat u2.wav |"),
-    "table: wav.scp:2: a zero byte": edit("wav.scp", "u2.wav", "u2\0.wav"),
+    r"shell command: wav\.scp:2: 'u2' is a shell command": edit("wav.scp", "u2 2.wav", "u2 cat 2.wav |"),
+    "table: wav.scp:2: a zero byte": edit("wav.scp", "2.wav", "u2\0.wav"),
     "table: text:2: not a line of UTF-8": edit("text", "u2 no", "u2 n\udcff"),
-    "segment: expected 'utterance recording start end'": segment("u2 0.5"),
+    r"segment: segments:5: expected 'utterance recording start end', got 'u2 u2 0\.5'": segment("u2 0.5"),
     "no recording: recording 'u9' of 'u2' is not in wav.scp": segment("u9 0 1"),
     "segment: needs 0 <= start < end": segment("u2 nan 1"),
     r"segment: from 0\.0 to 3\.5 s .* has 1\.000 s": segment("u2 0 3.5"),
@@ -129,10 +113,10 @@ CASES: dict[str, Callable[[Path], object]] = {
 
 
 def test_a_corpus_without_fault_has_none(corpus, lang):
-    assert validate_data(corpus, EXPERIMENT, lang) == (4, [])
+    assert validate_data(corpus, EXPERIMENT, lang) == (5, [])
     for name in ("text", "wav.scp", "utt2spk"):
         (corpus / name).write_bytes((corpus / name).read_bytes().replace(b"\n", b"\r\n"))
-    assert validate_data(corpus, EXPERIMENT, lang) == (4, [])
+    assert validate_data(corpus, EXPERIMENT, lang) == (5, [])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -143,13 +127,13 @@ def test_bad_data_is_named_by_kind_and_the_rest_is_usable(case, corpus, lang):
     named = [fault for fault in faults if re.search(message, str(fault))]
     assert named, fault_table(faults)
     assert named[0].kind == kind and "\n" not in named[0].reason
-    assert num_utterances == 3
+    assert num_utterances == 4
     assert f"{kind}\n" in fault_table(faults)
 
 
 def test_a_recording_longer_than_any_utterance_is_refused(corpus, lang, monkeypatch):
     monkeypatch.setattr(audio, "MAX_SECONDS", 2.0)
-    speak(corpus / "u2.wav", 3.0)
+    speak(corpus / "2.wav", 3.0)
     _, (fault,) = validate_data(corpus, EXPERIMENT, lang)
     assert "3 s long, expected at most 2" in fault.reason
 
@@ -181,26 +165,24 @@ def test_the_table_counts_by_kind_and_cannot_change_the_terminal():
 
 
 def break_two(corpus):
-    (corpus / "u1.wav").unlink()
-    speak(corpus / "u2.wav", rate=16000)
+    (corpus / "1.wav").unlink()
+    speak(corpus / "2.wav", rate=16000)
 
 
 def test_the_command_lists_faults_and_its_status_follows_the_policy(fsachain, corpus):
-    config = corpus.parent / "config.yaml"
-    config.write_text(json.dumps(CONFIG))
-    step = ("validate", corpus, "--config", config)
-    assert fsachain(*step)[:2] == (0, "4 utterances can be trained on, 0 faults\n")
+    step = ("validate", corpus, "--config", corpus.parent / "small.yaml")
+    assert fsachain(*step)[:2] == (0, "5 utterances can be trained on, 0 faults\n")
     break_two(corpus)
     status, out, err = fsachain(*step, "--out", corpus.parent / "faults.jsonl")
     assert status == EXIT_USER_ERROR
-    assert "2 utterances can be trained on, 2 faults" in out
+    assert "3 utterances can be trained on, 2 faults" in out
     assert "1  missing file" in out
     assert err.count("\n") == 1
     faults = [json.loads(line) for line in (corpus.parent / "faults.jsonl").read_text().splitlines()]
     assert {fault["id"] for fault in faults} == {"u1", "u2"}
     fsachain.ok(*step, "--policy", "exclude")
-    for name in ("u3", "u4"):
-        (corpus / f"{name}.wav").unlink()
+    for n in (3, 4, 5):
+        (corpus / f"{n}.wav").unlink()
     assert fsachain(*step, "--policy", "exclude")[0] == EXIT_USER_ERROR
 
 
@@ -208,21 +190,14 @@ def test_the_command_lists_faults_and_its_status_follows_the_policy(fsachain, co
 def training(fsachain, corpus):
     """Arguments of a training on the corpus, for which all graphs have been made."""
     top = corpus.parent
-    (top / "config.yaml").write_text(json.dumps(CONFIG))
-    config, lang, den = ("--config", top / "config.yaml"), ("--lang", top / "lang"), ("--den", top / "den")
-    for step in (
-        ("lang", top / "lexicon.txt", top / "lang", *config),
-        ("phone-lm", corpus / "text", top / "lm.fst", *lang, *config),
-        ("den-graph", top / "lm.fst", top / "den", *lang),
-        ("num-graphs", corpus, top / "num.npz", *lang, *den),
-    ):
-        fsachain.ok(*step)
-    return ("train", corpus, top / "num.npz", top / "model", *lang, *den, *config)
+    given = (corpus, top / "num.npz")
+    fsachain.ok("num-graphs", *given, *graphs_of(top))
+    return ("train", *given, top / "model", *graphs_of(top), "--config", top / "small.yaml")
 
 
 def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training, corpus):
     break_two(corpus)
-    (corpus / "text").write_text((corpus / "text").read_text() + "u5 yes\nu3 yes\n")
+    (corpus / "text").write_text((corpus / "text").read_text() + "u7 yes\nu3 yes\n")
     speak(corpus / "new.wav")
     (corpus / "wav.scp").write_text((corpus / "wav.scp").read_text() + "u6 new.wav\n")
     (corpus / "utt2spk").write_text((corpus / "utt2spk").read_text() + "u6 anna\n")
@@ -238,12 +213,12 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
         "u1": "missing file",
         "u2": "sampling rate",
         "u3": "duplicate id",
-        "u5": "no recording",
         "u6": "unknown word",
+        "u7": "no recording",
     }
     listed = [json.loads(line) for line in (model / "faults.jsonl").read_text().splitlines()]
     assert listed == log[0]["excluded"]
-    assert log[0]["utterances"] == 1
+    assert log[0]["utterances"] == 2
     assert "5 utterances left out" in err
     assert "1  sampling rate" in err
     for path in corpus.glob("*.wav"):
@@ -260,7 +235,7 @@ def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, traini
     top = corpus.parent
     lang = ("--lang", top / "lang")
     fsachain.ok("num-tables", corpus, top / "tables", *lang)
-    words = ["validate", corpus, "--config", top / "config.yaml", "--numerators"]
+    words = ["validate", corpus, "--config", top / "small.yaml", "--numerators"]
     for numerators in (top / "tables", top / "num.npz"):
         out = fsachain.ok(*words, numerators).out
     shard = top / "tables" / "00000.tables"

@@ -20,13 +20,7 @@ from gpu_inputs import (  # noqa: F401
     the_host_is_the_reference,
 )
 
-from fsachain import (
-    DenominatorGraph,
-    TableBatch,
-    compile_table,
-    forward_backward,
-    total_log_prob,
-)
+from fsachain import DenominatorGraph, TableBatch, compile_table, forward_backward, total_log_prob
 from tools import SHARED
 from tools.bench.workloads import connected
 from tools.golden import kaldi, peers

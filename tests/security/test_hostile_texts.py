@@ -12,7 +12,6 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import load_numerators
 from fsachain.graph.supervision import holds_chunks, load_chunks
 from fsachain.train.config import MAX_BYTES, load_yaml
-from fsachain.train.log import JsonLinesLog
 from tools.fuzz.readers import READERS
 
 
@@ -122,15 +121,6 @@ def test_long_json_is_refused_unread(monkeypatch):
     monkeypatch.setattr("fsachain.files.MAX_JSON_BYTES", 10)
     with pytest.raises(DataError, match="11 bytes of JSON; expected at most 10"):
         parse_json(b'"123456789"', "some file")
-
-
-def test_a_log_with_hostile_lines_is_repaired(tmp_path):
-    log = JsonLinesLog(tmp_path / "train.jsonl")
-    log.write("start")
-    with log.path.open("ab") as file:
-        file.write(b"[" * 100_000 + b"\n\xff\xfe\n" + b"9" * 10_000 + b"\n[1]\n")
-    assert log.rewind(bool) == 4
-    assert log.path.read_text().count("\n") == 1
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes in folders")

@@ -12,13 +12,7 @@ from device_arrays import needs_host_compiler
 from loss_inputs import KINDS, WIDTH, make_denominator, make_loss
 from random_graphs import connected_graph, left_to_right_graph
 
-from fsachain import (
-    TableBatch,
-    best_path,
-    compile_table,
-    forward_backward,
-    total_log_prob,
-)
+from fsachain import TableBatch, best_path, compile_table, forward_backward, total_log_prob
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda.device import Limits
 from tools.cuda_on_host import libcuda, pretended

@@ -5,13 +5,7 @@ import pytest
 import tolerances
 import torch
 from device_arrays import WithFarMemory, far_memory, on_device, read, strided, upper_halves
-from random_rows import (
-    KINDS,
-    empty_scores,
-    is_real,
-    make_logits,
-    make_rows,
-)
+from random_rows import KINDS, empty_scores, is_real, make_logits, make_rows
 
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.cuda.device import DeviceArray

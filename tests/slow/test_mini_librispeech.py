@@ -9,7 +9,6 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from cli_fixtures import run_command
 
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text
@@ -92,22 +91,6 @@ def test_the_whole_path_ends_in_two_word_error_rates(exp):
     assert set().union(*found.values()) <= {line.split()[0] for line in (exp / "data" / "lexicon.txt").open()}
     assert (exp / "rescore" / "tuning.txt").read_text().count("*") == 1
     assert (exp / "report.html").is_file()
-
-
-def test_the_command_rescores_as_the_stage_does(exp, tmp_path):
-    data = exp / "data"
-    options = ["--lang", exp / "lang", "--arpa", data / "grammar.arpa", "--dev", data / "dev", "--workers", 1]
-    command = [
-        "rescore",
-        exp / "model/model.safetensors",
-        data / "test",
-        data / "rescoring.arpa",
-        tmp_path,
-        *options,
-    ]
-    assert run_command(*command) == 0
-    for name in ("hyp.txt", "tuning.txt"):
-        assert (tmp_path / name).read_text() == (exp / "rescore" / name).read_text()
 
 
 def test_what_a_corpus_lacks_is_named(corpus, tmp_path):
