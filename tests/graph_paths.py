@@ -80,3 +80,11 @@ def linear(labels):
     for place, label in enumerate(labels):
         fst.add_arc(place, pywrapfst.Arc(label, label, "0", place + 1))
     return fst
+
+
+def grammar_cost(grammar, sentence):
+    """Cost of the cheapest path that accepts `sentence`, of word ids."""
+    import pywrapfst
+
+    found = pywrapfst.compose(linear(sentence), grammar.copy().arcsort("ilabel"))
+    return float(pywrapfst.shortestdistance(found, reverse=True)[0]) if found.num_states() else math.inf

@@ -5,9 +5,8 @@ import sys
 from collections import Counter
 
 import pytest
-import pywrapfst
 import tolerances
-from graph_paths import linear
+from graph_paths import grammar_cost
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,12 +48,6 @@ def sentence_log_prob(ngrams, sentence, order):
         total += log_prob(ngrams, history, word)
         history = (*history, word)[max(0, len(history) + 2 - order) :] if order > 1 else ()
     return total
-
-
-def grammar_cost(grammar, sentence):
-    """Cost of the cheapest path that accepts `sentence`, of word ids."""
-    found = pywrapfst.compose(linear(sentence), grammar.copy().arcsort("ilabel"))
-    return float(pywrapfst.shortestdistance(found, reverse=True)[0]) if found.num_states() else math.inf
 
 
 @given(SENTENCES, st.integers(1, 4))

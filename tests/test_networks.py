@@ -17,13 +17,23 @@ from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.nn import Conformer, StreamingModel
 from fsachain.train.checkpoint import Checkpoint
+from recipes.fine_tune.encoder import DilatedEncoder
 
 NETWORKS = {
     f"{module.__name__}, {name}": (module.network, options)
     for module in (test_tdnnf, test_conformer)
     for name, options in module.VARIANTS.items()
 }
-STREAMED = [name for name in NETWORKS if "tdnnf" in name or "chunk" in name]
+WITH_BRANCH = list(NETWORKS)
+
+
+def encoder():
+    torch.manual_seed(1)
+    return DilatedEncoder(5, 7, channels=8, dilations=(1, 2)).eval()
+
+
+NETWORKS["the encoder of recipes/fine_tune"] = encoder, {}
+STREAMED = [name for name in NETWORKS if "tdnnf" in name or "chunk" in name or "encoder" in name]
 
 
 def made(name, **more):
@@ -54,7 +64,7 @@ def test_result_for_an_utterance_does_not_depend_on_its_batch_or_what_padding_ho
             torch.testing.assert_close(found, alone, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", WITH_BRANCH)
 def test_padding_changes_no_gradient_and_every_weight_has_one(name):
     model = made(name, dropout=0.0, xent="branch").train()
 

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import pywrapfst
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from fsachain.errors import ConfigError
 from fsachain.graph.decoding import Weights, build_decoding_graph
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
 from tests import tolerances
+from tests.graph_paths import grammar_cost
 
 WIDE = DecoderConfig(beam=1000.0, lattice_beam=1000.0, max_active=10**6, first_beam=1000.0)
 # A trigram with every kind of back-off: seen, backed off once and twice, and an end that is unseen after "da".
@@ -90,14 +90,7 @@ def test_the_best_path_of_a_sentence_is_openfsts(lexicon, trigram):
     scores = NgramScores(trigram)
     for length in range(4):
         for ids in itertools.product((1, 2, 3), repeat=length):
-            sentence = pywrapfst.VectorFst()
-            states = [sentence.add_state() for _ in range(length + 1)]
-            sentence.set_start(states[0])
-            sentence.set_final(states[-1])
-            for place, word in enumerate(ids):
-                sentence.add_arc(states[place], pywrapfst.Arc(word, word, 0.0, states[place + 1]))
-            both = pywrapfst.compose(sentence, trigram.copy().arcsort("ilabel"))
-            cost = float(str(pywrapfst.shortestdistance(both, reverse=True)[both.start()]))
+            cost = grammar_cost(trigram, ids)
             assert scores.best_path_log_prob(ids) == pytest.approx(-cost, abs=tolerances.FEW_FLOAT32_TERMS)
             assert scores.best_path_log_prob(ids) >= scores.log_prob(ids)
 

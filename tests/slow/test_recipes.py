@@ -8,14 +8,10 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from tolerances import NETWORK_FLOAT64
 
 from fsachain.data.features import FeatureConfig, utterance_features
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.wer import read_text
-from fsachain.nn import StreamingModel
 from fsachain.report.collect import read_stages
 from fsachain.train.checkpoint import load_tensors
 from recipes.ctc_vs_lfmmi import compare as compare_objectives
@@ -24,7 +20,6 @@ from recipes.digits import unseen
 from recipes.digits.prepare import DIGITS, SAMPLE_RATE
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.fine_tune import compare as compare_beginnings
-from recipes.fine_tune.encoder import DilatedEncoder
 from recipes.handwriting.prepare import NUM_FEATURES
 from recipes.handwriting.prepare import prepare as prepare_handwriting
 from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir
@@ -66,6 +61,7 @@ SMALL = changes(
     "train.num_epochs=1",
     "train.average_last=1",
 )
+SETS = [part for change in SMALL for part in change.split("=", 1)]  # the option and its value apart
 
 
 def few_of(prepare):
@@ -155,10 +151,8 @@ def test_each_speaker_is_left_out_in_turn_and_stands_in_one_table(shared, tmp_pa
     if not corpus.is_dir():
         pytest.skip("the recordings data/digits are not in ../shared")
     monkeypatch.setattr(unseen, "prepare", few_of(prepare_digits))
-    options = [change.replace("--set=", "") for change in SMALL]
-    sets = [part for option in options for part in ("--set", option)]
     speakers = ["--speakers", "jackson", "theo"]
-    assert unseen.main([f"--corpus={corpus}", f"--exp={tmp_path}", "--seeds", "1", *speakers, *sets]) == 0
+    assert unseen.main([f"--corpus={corpus}", f"--exp={tmp_path}", "--seeds", "1", *speakers, *SETS]) == 0
     rows = [line.split("|")[1].strip() for line in (tmp_path / "table.md").read_text().splitlines()]
     assert rows == ["left out", "---", "jackson", "theo", "mean", "worst"]
     assert (tmp_path / "table.md").read_text() in capsys.readouterr().out
@@ -166,11 +160,9 @@ def test_each_speaker_is_left_out_in_turn_and_stands_in_one_table(shared, tmp_pa
 
 def test_transcripts_are_mended_by_networks_that_have_not_heard_them(download, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(compare_ways.CORPORA, "digits", few_of(prepare_digits))
-    options = [part.replace("--set=", "") for part in SMALL]
-    sets = [part for option in options for part in ("--set", option)]
     ways = ["plain", "forgiving", "mended", "mended crosswise"]
     kinds = ["--objectives", "LF-MMI", "--errors", "17/17/17", "--seeds", "1", "--ways", *ways]
-    arguments = [f"--data={download}", f"--exp={tmp_path}", *kinds, *sets]
+    arguments = [f"--data={download}", f"--exp={tmp_path}", *kinds, *SETS]
     assert compare_ways.main(arguments) in DONE
     table = (tmp_path / "table.md").read_text()
     assert table in capsys.readouterr().out
@@ -329,24 +321,3 @@ def test_commands_use_the_model_on_the_users_word(exp, tmp_path, fsachain):
     recording = next(iter(DataDir.read(test))).audio
     fsachain.ok(*word, "transcribe", model, recording, "--format", "text")
     assert fsachain("info", model)[0] == 1  # the word was for one command
-
-
-@given(chunks=st.lists(st.integers(0, 40), min_size=1, max_size=6), padding=st.integers(0, 9))
-def test_the_encoder_is_what_a_network_should_be(chunks, padding):
-    """Alone, padded and in chunks alike."""
-    torch.manual_seed(1)
-    network = DilatedEncoder(5, 7, channels=8, dilations=(1, 2)).double().eval()
-    frames = sum(chunks)
-    if not frames:
-        return
-    features = torch.full((1, frames + padding, 5), torch.nan, dtype=torch.float64)
-    features[0, :frames] = torch.randn(frames, 5, dtype=torch.float64)
-    lengths = torch.tensor([frames])
-    whole = network(features[:, :frames], lengths).nnet_output[0]
-    padded = network(features, lengths).nnet_output[0, : len(whole)]
-    stream = StreamingModel(network)
-    parts = [stream.accept(part) for part in features[0, :frames].split(chunks)]
-    for found in (padded, torch.cat([*parts, stream.finish()])):
-        torch.testing.assert_close(found, whole, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
-    before, after = network.context
-    assert (before, after) == (10, 10)
