@@ -1,16 +1,18 @@
 """The phone language model equals Kaldi's, is a proper distribution, and refuses what is not a phone
 sequence."""
 
+import heapq
 import itertools
 import json
 import math
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
 import tolerances
 from graph_paths import Scorer, log_add, pdf_sequences
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from test_grammar import parse_arpa, sentence_log_prob
 
@@ -66,6 +68,97 @@ def test_it_is_stochastic_deterministic_trim_and_accepts_what_it_saw(sentences, 
     assert len(set(zip(fsa.src.tolist(), fsa.pdf.tolist(), strict=True))) == fsa.num_arcs
     assert fsa.trim().num_states == fsa.num_states
     assert all(score(fsa, sentence) > -math.inf for sentence in sentences)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(0, 60), st.integers(1, 4))
+@example(347, 4, 4, 2)  # a state comes into the queue at about its cost
+def test_the_states_left_are_those_of_one_queue_of_merges(seed, ngram_order, num_extra, no_prune):
+    rng = np.random.default_rng(seed)
+    num_phones = int(rng.integers(2, 12))
+    share = np.arange(1, num_phones + 1) ** -float(rng.choice([0, 0.5, 1, 2]))
+    share /= share.sum()
+    lengths = rng.integers(1, 12, int(rng.integers(5, 200)))
+    sentences = [(rng.choice(num_phones, length, p=share) + 1).tolist() for length in lengths]
+    fsa = estimate_phone_lm(sentences, ngram_order, num_extra, no_prune)
+    left = left_by_a_queue(sentences, ngram_order - 1, num_extra, no_prune)
+    number = {history: state for state, history in enumerate(left)}
+    arcs = []
+    for history, counts in left.items():
+        for phone, count in sorted(counts.items()):
+            ahead = (*history, phone)[1 - ngram_order :] if phone else None
+            while phone and ahead not in number:
+                ahead = ahead[1:]
+            arcs.append((number[history], number.get(ahead, -1), phone - 1, math.log(count / counts.total())))
+    assert fsa.num_states == len(left)
+    assert list(zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True)) == [a for a in arcs if a[1] >= 0]
+    final = {state: value for state, value in enumerate(fsa.final_log_prob) if value > -math.inf}
+    assert final == {src: value for src, dst, _, value in arcs if dst < 0}
+
+
+def left_by_a_queue(sentences, longest, num_extra, no_prune):
+    """Counts of what follows each history that is left when one after the other was merged, as `prune_by` describes it."""
+    counts = {}
+
+    def appears(history):
+        if history not in counts:
+            counts[history] = Counter()
+            if len(history) >= no_prune:
+                appears(history[1:])
+
+    for sentence in sentences:
+        text = (0, *sentence, 0)
+        for place in range(1, len(text)):
+            history = text[max(0, place - longest) : place]
+            appears(history)
+            counts[history][text[place]] += 1
+
+    number = {history: state for state, history in enumerate(counts)}
+    histories = list(counts)
+    endings: dict = {}
+    for history in histories:
+        for oldest in range(len(history) + 1):
+            endings.setdefault(history[oldest:], []).append(history)
+    most = np.arange(1 + sum(len(sentence) + 1 for sentence in sentences))
+    times_log = most * np.log(np.maximum(most, 1))
+
+    def alive(history):
+        return any(counts[longer] for longer in endings.get(history, ()))
+
+    def may_merge(history):
+        living = [longer for longer in endings[history] if counts[longer]]
+        if len(history) < no_prune or living != [history]:
+            return False
+        return len(history) == longest or not any(alive((*history, p)) for p in counts[history] if p)
+
+    def entry(history):
+        own, other = counts[history], counts[history[1:]]
+        sizes = own.total(), other.total()
+        if not other:
+            return 1e-15 * sizes[0], -number[history]
+        cost = times_log[sum(sizes)] - times_log[sizes[0]] - times_log[sizes[1]]
+        for phone, count in own.items():
+            cost += times_log[count] + times_log[other[phone]] - times_log[count + other[phone]]
+        return float(np.float32(max(cost, 0.0))), -number[history]
+
+    active = initial = sum(map(bool, counts.values()))
+    target = sum(len(history) == no_prune - 1 for history in histories) + num_extra
+    for stage in range(1, 5):
+        queue = [entry(history) for history in histories if may_merge(history)]
+        heapq.heapify(queue)
+        while active > initial + math.trunc((target - initial) * stage / 4) and queue:
+            known, minus = heapq.heappop(queue)
+            history = histories[-minus]
+            now = entry(history)
+            if abs(now[0] - known) > 1e-3 * (now[0] + known):
+                heapq.heappush(queue, now)
+                continue
+            backoff = history[1:]
+            active -= bool(counts[backoff])
+            counts[backoff].update(counts[history])
+            counts[history] = Counter()
+            if may_merge(backoff):
+                heapq.heappush(queue, entry(backoff))
+    return {history: counter for history, counter in counts.items() if counter}
 
 
 def score(fsa, sentence):

@@ -11,17 +11,18 @@ Interspeech 2016), down to its order of merging, so that the same sentences give
 
 from __future__ import annotations
 
-import heapq
 import math
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.files import without_collector
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, Ints
+
+Times = npt.NDArray[np.complex128]
 
 _BOUNDARY = 0
 _MAX_PHONE = int(np.iinfo(np.int32).max)
@@ -68,7 +69,7 @@ def estimate_phone_lm(
         starts.append(len(text))
         text.append(_BOUNDARY)
         try:
-            text.extend(array("q", list(sequence)))
+            text.fromlist(list(sequence))
         except (TypeError, OverflowError) as error:
             raise GraphError(
                 f"sequences[{number}] = {sequence!r}: expected integer phone ids ({error})"
@@ -81,187 +82,250 @@ def estimate_phone_lm(
 
 
 class _Estimator:
-    """States, a number for each history in the order in which they appear, and the queue of merges.
+    """States, a number for each history in the order in which they appear, and what followed them.
 
-    `histories` are phones, oldest first, 0 the start of the sentence; `backoff` is the state without the oldest phone, -1
-    where this one must stay; `items` says how often each phone (0: the end) followed, `total` is their sum, 0 for a state
-    that was merged into its backoff or never seen. No state that was seen in the text is a backoff, since it has all the
-    phones there are before it: `counts`, of which `items` is a view then, only grow by merges. `below` adds the totals of
-    all states whose backoff chain passes here, 0 once merged; `changes` is how often another was merged into this one;
-    `known` the last entry of the queue.
+    A state's history has `length` phones, 0 for the start of the sentence among them; `backoff` is the state without the
+    oldest, -1 where this one must stay; `total` is how often any phone or the end followed, 0 for a state that was merged
+    into its backoff or never seen; `below` adds the totals of all states whose backoff chain passes here, 0 once merged.
+
+    An item is a phone that followed the state `owner`, 0 for the end, and how often it did, `counts`; `slot` is the same
+    phone's item of the backoff, and `follow` the state of the longest history behind it, each -1 if there is none. The
+    items of a state are those from `begin` to `end`, sorted by phone. No state that was seen in the text is a backoff,
+    since it has all the phones there are before it: the counts of backoffs come from merges. `came` is the order in
+    which they did, 0 for items that were seen.
     """
 
     def __init__(self, ngram_order: int, no_prune_ngram_order: int) -> None:
         self.longest = ngram_order - 1
         self.no_prune = no_prune_ngram_order
-        self.index: dict[tuple[int, ...], int] = {}
-        self.histories: list[tuple[int, ...]] = []
-        self.backoff: list[int] = []
-        self.counts: list[dict[int, int]] = []
-        self.items: list[Collection[tuple[int, int]]] = []
-        self.total: list[int] = []
-        self.below: list[int] = []
-        self.changes: list[int] = []
-        self.known: list[tuple[float, int, int]] = []
-        self.times_log: list[float] = []
 
-    def count(self, text: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> None:
-        """Make the states of all histories.
+    def count(self, text: Ints, starts: Ints) -> None:
+        """Make the states of all histories, and their items.
 
         text: the sentences, a boundary before each and behind the last; starts: where each begins.
         """
         _check_phones(text, starts)
+        base = int(text.max()) + 2
         place = np.arange(1, len(text))
         age = place - np.repeat(starts, np.diff(starts, append=len(text) - 1))
-        base = int(text.max()) + 2
-        limit = np.iinfo(np.int64).max // base - 1  # from which on another digit could leave the range
-        history = np.zeros(len(place), np.int64)
+        history: Ints = np.zeros(len(place), np.int64)
         for back in range(min(self.longest, int(age.max())), 0, -1):
-            older = np.where(age >= back, text[place - back] + 1, 0)
-            history = _small(history, limit) * base + older
-        history = _small(history, limit)
-        ngram = _small(history * base + text[1:], 8 * len(text))
-        counts = np.bincount(ngram)
-        first = np.empty(len(counts), np.int64)
+            history = _longer(history, np.where(age >= back, text[place - back] + 1, 0), base)
+        history = _ranks(history)
+        ngram = _ranks(_longer(history, text[1:], base))
+        self.counts = np.bincount(ngram)
+        first = np.empty(len(self.counts), np.int64)
         first[ngram[::-1]] = place[::-1]  # the last assignment stays
-        seen = np.flatnonzero(counts)
-        first = first[seen]
-        items = list(zip(text[first].tolist(), counts[seen].tolist(), strict=True))
-        begins = np.flatnonzero(np.diff(history[first - 1], prepend=-1))
-        totals = np.add.reduceat(counts[seen], begins)
-        ends = np.append(begins[1:], len(first))
-        first = np.minimum.reduceat(first, begins)
-        order = np.argsort(first)
-        columns = (first - np.minimum(self.longest, age[first - 1]), first, begins, ends, totals)
-        for oldest, newest, begin, end, total in zip(
-            *(column[order].tolist() for column in columns), strict=True
-        ):
-            state = self.find_or_create(tuple(text[oldest:newest].tolist()))
-            self.items[state] = items[begin:end]
-            self.total[state] = total
+        self.owner = history[first - 1]
+        self.phone = text[first]
+        self.follow = np.where(self.phone == _BOUNDARY, -1, np.append(history, -1)[first])
+        self.slot = np.full(len(first), -1)
+        begin = _begins(self.owner)
+        self.total = np.add.reduceat(self.counts, begin)
+        self.backoff = np.full(len(begin), -1)
+        first = np.minimum.reduceat(first, begin)
+        self.length = np.minimum(self.longest, age[first - 1])
+        self.sizes = range(int(self.length.max()), self.no_prune - 1, -1)
+        # In the order of their numbers a state is followed by its chain of backoffs, as far as they are new.
+        step = len(self.sizes) + 1
+        born: Ints = first * step
+        for size in self.sizes:
+            longer = np.flatnonzero(self.length == size)
+            rest: Ints = np.zeros(len(longer), np.int64)
+            for back in range(size - 1, 0, -1):
+                rest = _longer(rest, text[born[longer] // step - back], base)
+            born = self._add_backoffs(longer, _ranks(rest), born, base)
+        self._number(np.argsort(born))
 
-    def find_or_create(self, history: tuple[int, ...]) -> int:
-        """The state of `history`, made with its chain of backoff states if new."""
-        state = self.index.get(history)
-        if state is None:
-            state = self.index[history] = len(self.histories)
-            self.histories.append(history)
-            self.counts.append({})
-            self.items.append(self.counts[state].items())
-            self.total.append(0)
-            self.backoff.append(-1)
-            if len(history) >= self.no_prune:
-                self.backoff[state] = self.find_or_create(history[1:])
-        return state
+    def _add_backoffs(self, longer: Ints, history: Ints, born: Ints, base: int) -> Ints:
+        """The states into which `longer`, all of one length, may be merged; `born` with theirs.
+
+        history: a number for each that tells the new states apart.
+        """
+        known, size = len(born), int(self.length[longer[0]]) - 1
+        self.backoff[longer] = known + history
+        items = np.flatnonzero(self.length[self.owner] == size + 1)
+        owner = self.backoff[self.owner[items]]
+        item = _ranks(_longer(owner - known, self.phone[items], base))
+        self.slot[items] = len(self.slot) + item
+        one = np.empty(int(item.max()) + 1, np.int64)  # of those that share a slot
+        one[item] = items
+        follow = self.follow[one]
+        if size + 1 < self.longest:
+            follow = np.where(follow < 0, -1, self.backoff[follow])
+        self.owner = np.append(self.owner, self.backoff[self.owner[one]])
+        self.phone = np.append(self.phone, self.phone[one])
+        self.follow = np.append(self.follow, follow)
+        self.slot = np.append(self.slot, np.full(len(one), -1))
+        self.counts = np.append(self.counts, np.zeros(len(one), np.int64))
+        born_new = np.full(int(history.max()) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(born_new, history, born[longer] + 1)
+        self.length = np.append(self.length, np.full(len(born_new), size))
+        self.backoff = np.append(self.backoff, np.full(len(born_new), -1))
+        self.total = np.append(self.total, np.zeros(len(born_new), np.int64))
+        return np.append(born, born_new)
+
+    def _number(self, order: Ints) -> None:
+        """Give the states their numbers: `order` are those that they have, sorted by the new ones."""
+        number = np.full(len(order) + 1, -1)  # the last for -1
+        number[order] = np.arange(len(order))
+        begin = _begins(self.owner)
+        self.begin, self.end = begin[order], np.append(begin[1:], len(self.owner))[order]
+        self.length, self.total = self.length[order], self.total[order]
+        self.backoff = number[self.backoff[order]]
+        self.owner, self.follow = number[self.owner], number[self.follow]
 
     def prune(self, num_extra: int) -> None:
         """Merge states until `num_extra` are left beyond those of length `no_prune - 1`, or none may go."""
         self.below = self.total.copy()
-        self.changes = [0] * len(self.total)
-        self.known = [(0.0, 0, -1)] * len(self.total)
-        self.candidates = [state for state, backoff in enumerate(self.backoff) if backoff >= 0]
-        for state in sorted(range(len(self.total)), key=lambda state: -len(self.histories[state])):
-            if self.backoff[state] >= 0:
-                self.below[self.backoff[state]] += self.below[state]
-        most = np.arange(1 + max((self.below[self.backoff[state]] for state in self.candidates), default=0))
-        self.times_log = (most * np.log(np.maximum(most, 1))).tolist()
-        initial = num_active = len(self.total) - self.total.count(0)
-        target = sum(len(history) == self.no_prune - 1 for history in self.histories) + num_extra
+        for size in self.sizes:
+            longer = np.flatnonzero(self.length == size)
+            np.add.at(self.below, self.backoff[longer], self.below[longer])
+        most = np.arange(1 + int(self.below[self.backoff[self.backoff >= 0]].max(initial=0)))
+        self.times_log = most * np.log(np.maximum(most, 1))
+        self.came = np.zeros(len(self.owner), np.int64)
+        self.num_came = 1
+        initial = num_active = int(np.count_nonzero(self.total))
+        target = int(np.count_nonzero(self.length == self.no_prune - 1)) + num_extra
         # All merge costs are computed anew in four stages, as merges change those of the states nearby.
         for stage in range(1, _NUM_STAGES + 1):
             stage_target = initial + math.trunc((target - initial) * stage / _NUM_STAGES)
-            num_active = self.prune_to(stage_target, num_active)
+            if num_active > stage_target:
+                num_active -= self.prune_by(num_active - stage_target)
 
-    def prune_to(self, target: int, num_active: int) -> int:
-        """Merge the cheapest states until `target` are active; returns how many are."""
-        total, changes = self.total, self.changes
-        self.candidates = [state for state in self.candidates if self.below[state]]
-        queued = set(filter(self.may_merge, self.candidates))
-        # Most entries leave from where they stand; only those whose costs changed need a heap, which stays small.
-        entries = sorted(map(self.entry, queued), reverse=True)
-        queue: list[tuple[float, int, int]] = []
-        while num_active > target and (entries or queue):
-            top = heapq.heappop(queue) if queue and (not entries or queue[0] < entries[-1]) else entries.pop()
-            state = -top[1]
-            backoff = self.backoff[state]
-            if top[2] != changes[state] + changes[backoff]:
-                entry = self.entry(state)
-                if abs(entry[0] - top[0]) > _UNCHANGED * (entry[0] + top[0]):
-                    heapq.heappush(queue, entry)
-                    continue
-            num_active -= total[backoff] > 0
-            counts = self.counts[backoff]
-            for phone, count in self.items[state]:
-                counts[phone] = counts.get(phone, 0) + count
-            total[backoff] += total[state]
-            total[state] = self.below[state] = 0
-            changes[backoff] += 1
-            if self.backoff[backoff] >= 0 and backoff not in queued and self.may_merge(backoff):
-                queued.add(backoff)
-                heapq.heappush(queue, self.entry(backoff))
-        return num_active
+    def prune_by(self, spare: int) -> int:
+        """Merge the cheapest states until `spare` fewer are active; returns how many fewer are.
 
-    def may_merge(self, state: int) -> bool:
-        """Whether `state` may go: it is alive, all longer histories are merged, no arc needs its context."""
-        if not 0 < self.total[state] == self.below[state]:
-            return False
-        history = self.histories[state]
-        if len(history) == self.longest:
-            return True
-        following = (
-            self.index.get((*history, phone)) for phone, _ in self.items[state] if phone != _BOUNDARY
-        )
-        return all(index is None or self.below[index] == 0 for index in following)
+        The method is a queue of (cost of the merge, -state), from which the least is taken. If its cost is still about
+        that, the state is merged, else it goes back with its cost as it is now. A merge changes the costs of only those
+        states that have the same backoff, a group. So all groups go on by themselves, a merge of each in a round, and the
+        merges that the queue comes to first are those that count. A merge's time is its entry in the queue, or the time of
+        the merge before it in its group where that is greater. Entries and times are complex numbers, which compare as
+        pairs do.
+        """
+        before = self.counts.copy(), self.total.copy(), self.below.copy()
+        gone = np.where(
+            np.append(self.below, 0) > 0, complex(math.inf), -math.inf
+        )  # when merged; the last for -1
+        last = np.full(len(self.total), complex(-math.inf))  # when another was merged into it
+        merges: list[tuple[Ints, Times, npt.NDArray[np.bool_]]] = []
+        costs, bound = (
+            np.empty(0),
+            math.inf,
+        )  # of the first `spare` merges of which each leaves one less, and their greatest
+        for size in self.sizes:
+            state = self.may_merge(size, gone, last)
+            entry = np.where(last[state].real > -math.inf, last[state], self.entries(state))
+            while len(state):
+                begin = _begins(self.backoff[state])
+                group = np.repeat(np.arange(len(begin)), np.diff(np.append(begin, len(state))))
+                # Costs are computed of the first of each group, then of those that come before it would be merged.
+                now, due = entry.copy(), np.full(len(state), complex(math.inf))
+                head = np.flatnonzero(entry == np.minimum.reduceat(entry, begin)[group])
+                now[head], due[head] = self.due(state[head], entry[head])
+                more = np.flatnonzero((entry < due[head][group]) & (due.real == math.inf))
+                now[more], due[more] = self.due(state[more], entry[more])
+                time = np.minimum.reduceat(due, begin)
+                chosen = np.flatnonzero(due == time[group])
+                entry = np.where(entry < time[group], now, entry)
+                backoff = self.backoff[state[chosen]]
+                gone[state[chosen]] = last[backoff] = time = np.maximum(time, last[backoff])
+                fewer = self.total[backoff] > 0
+                merges.append((state[chosen], time, fewer))
+                self.merge(state[chosen])
+                costs = np.append(costs, time.real[fewer])
+                if len(costs) >= spare:
+                    costs = np.partition(costs, spare - 1)[:spare]
+                    bound = costs[-1]
+                left = np.maximum(entry, time[group]).real <= bound
+                left[chosen] = False
+                state, entry = state[left], entry[left]
+        if not merges:
+            return 0
+        state, time, fewer = map(np.concatenate, zip(*merges, strict=True))
+        order = np.argsort(time, kind="stable")
+        order = order[: 1 + int(np.searchsorted(np.cumsum(fewer[order]), spare))]
+        self.counts, self.total, self.below = before
+        for size in self.sizes:
+            self.merge(state[order][self.length[state[order]] == size])
+        return int(np.count_nonzero(fewer[order]))
 
-    def entry(self, state: int) -> tuple[float, int, int]:
-        """Of the queue: the loss of training log-likelihood if `state` is merged; ties go by the last; how old that is.
+    def may_merge(self, size: int, gone: Times, last: Times) -> Ints:
+        """The states of `size` phones that may go, by backoff: alive, longer ones merged, no arc needs their context."""
+        state = np.flatnonzero((self.length == size) & (self.total > 0) & (self.total == self.below))
+        if size < self.longest:
+            items, which = self.items(state)
+            state = np.delete(state, which[gone[self.follow[items]] > last[state][which]])
+        return state[np.argsort(self.backoff[state], kind="stable")]
+
+    def due(self, state: Ints, entry: Times) -> tuple[Times, Times]:
+        """The entries of states in the queue as they are now, and when each would be merged."""
+        now = self.entries(state)
+        close = np.abs(now.real - entry.real) <= _UNCHANGED * (now.real + entry.real)
+        # The entry of a state that has just come into the queue is not its own, but the time when it came.
+        return now, np.where(close & (entry.imag == -state), entry, np.maximum(entry, now))
+
+    def entries(self, state: Ints) -> Times:
+        """Of the queue: the loss of training log-likelihood if a state is merged; ties go by the last.
 
         Rounded to 32 bits: costs that are equal but for rounding errors must tie, as they do in Kaldi.
         """
-        backoff = self.backoff[state]
-        age = self.changes[state] + self.changes[backoff]
-        entry = self.known[state]
-        if entry[2] == age:
-            return entry
-        own, other = self.total[state], self.total[backoff]
-        if not other:
-            return 1e-15 * own, -state, age
+        own, other = self.total[state], self.total[self.backoff[state]]
+        items, which = self.items(state)
+        count, also = self.counts[items], self.counts[self.slot[items]]
         # The log-likelihood of counts c under their own frequencies is sum c log c - n log n, n = sum c.
-        times_log, known = self.times_log, self.counts[backoff]
-        cost = times_log[own + other] - times_log[own] - times_log[other]
-        for phone, count in self.items[state]:
-            if phone in known:
-                also = known[phone]
-                cost += times_log[count] + times_log[also] - times_log[count + also]
-        if cost < 0.0:
-            cost = 0.0
+        log = self.times_log
+        terms = np.append(
+            log[own + other] - log[own] - log[other], log[count] + log[also] - log[count + also]
+        )
+        cost = np.maximum(np.bincount(np.append(np.arange(len(state)), which), terms), 0.0)
         shifted = cost * _TO_FLOAT32
-        entry = self.known[state] = shifted - (shifted - cost), -state, age
+        entry = np.empty(len(state), complex)
+        entry.real = np.where(other > 0, shifted - (shifted - cost), 1e-15 * own)
+        entry.imag = -state
         return entry
+
+    def items(self, state: Ints) -> tuple[Ints, Ints]:
+        """The items of each state, in the order in which they came, and the index of its state for each."""
+        size = self.end[state] - self.begin[state]
+        which = np.repeat(np.arange(len(state)), size)
+        items = np.arange(len(which)) + np.repeat(self.end[state] - np.cumsum(size), size)
+        if self.came[items].any():
+            items = items[np.lexsort((self.came[items], which))]
+        return items, which
+
+    def merge(self, state: Ints) -> None:
+        """Merge states of one length into their backoffs."""
+        items, _ = self.items(state)
+        slot = self.slot[items]
+        new = np.flatnonzero(self.counts[slot] == 0)[::-1]  # the last assignment stays
+        self.came[slot[new]] = self.num_came + new
+        self.num_came += len(items)
+        np.add.at(self.counts, slot, self.counts[items])
+        np.add.at(self.total, self.backoff[state], self.total[state])
+        self.total[state] = self.below[state] = 0
 
     def acceptor(self) -> Fsa:
         """The active states as an `Fsa`; an arc leads to the longest active history ending in its phone."""
-        active = [state for state, total in enumerate(self.total) if total]
-        number = {self.histories[state]: index for index, state in enumerate(active)}
-        arcs: list[tuple[int, int, int]] = []
-        log_prob: list[float] = []
-        final = np.full(len(active), -math.inf)
-        for src, state in enumerate(active):
-            for phone, count in sorted(self.items[state]):
-                value = math.log(count / self.total[state])
-                if phone == _BOUNDARY:
-                    final[src] = value
-                else:
-                    following = (*self.histories[state], phone)[-self.longest :]
-                    arcs.append((src, _longest_suffix(following, number), phone - 1))
-                    log_prob.append(value)
-        src, dst, pdf = np.array(arcs, dtype=np.int32).T
-        return Fsa(
-            len(active), src, dst, pdf, np.array(log_prob), final, _longest_suffix((_BOUNDARY,), number)
-        )
+        active = self.total > 0
+        number = np.cumsum(active) - 1
+        items = np.flatnonzero(active[self.owner] & (self.counts > 0))
+        items = items[np.argsort(self.owner[items], kind="stable")]
+        share = self.counts[items] / self.total[self.owner[items]]
+        log_prob = np.array([math.log(value) for value in share.tolist()])
+        src, phone = number[self.owner[items]], self.phone[items]
+        arcs, ends = phone != _BOUNDARY, phone == _BOUNDARY
+        final = np.full(int(number[-1]) + 1, -math.inf)
+        final[src[ends]] = log_prob[ends]
+        dst = np.append(self.follow[items[arcs]], 0)  # the last for the start: its history appeared first
+        while not active[dst].all():
+            dst = np.where(active[dst], dst, self.backoff[dst])
+        dst = number[dst]
+        src, dst, start, pdf = src[arcs], dst[:-1], int(dst[-1]), phone[arcs] - 1
+        return Fsa(len(final), src, dst, pdf, log_prob[arcs], final, start)
 
 
-def _check_phones(text: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> None:
+def _check_phones(text: Ints, starts: Ints) -> None:
     bad = (text < 1) | (text > _MAX_PHONE)
     bad[starts] = bad[-1] = False
     if bad.any():
@@ -272,14 +336,23 @@ def _check_phones(text: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) ->
         )
 
 
-def _small(keys: npt.NDArray[np.int64], limit: int) -> npt.NDArray[np.int64]:
-    """The keys, or their ranks where one reaches `limit`."""
-    if int(keys.max()) < limit:
-        return keys
-    return np.unique(keys, return_inverse=True)[1].astype(np.int64)
+def _begins(groups: Ints) -> Ints:
+    """Where groups begin that stand together."""
+    return np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
 
 
-def _longest_suffix(history: tuple[int, ...], number: dict[tuple[int, ...], int]) -> int:
-    while history not in number:
-        history = history[1:]
-    return number[history]
+def _longer(history: Ints, phone: Ints, base: int) -> Ints:
+    """Keys of histories, sorted as they are, with another phone: a digit to `base`."""
+    if int(history.max()) >= np.iinfo(np.int64).max // base - 1:
+        history = _ranks(history)
+    return history * base + phone
+
+
+def _ranks(keys: Ints) -> Ints:
+    """The rank of each among those keys that there are."""
+    most = int(keys.max())
+    if most >= 8 * len(keys):
+        return np.unique(keys, return_inverse=True)[1].astype(np.int64)
+    there = np.zeros(most + 1, np.int64)
+    there[keys] = 1
+    return (np.cumsum(there) - 1)[keys]
