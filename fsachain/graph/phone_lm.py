@@ -204,15 +204,12 @@ class _Estimator:
         pairs do.
         """
         before = self.counts.copy(), self.total.copy(), self.below.copy()
-        gone = np.where(
-            np.append(self.below, 0) > 0, complex(math.inf), -math.inf
-        )  # when merged; the last for -1
-        last = np.full(len(self.total), complex(-math.inf))  # when another was merged into it
+        # When a state was merged, the last for -1; when another was merged into it.
+        gone = np.where(np.append(self.below, 0) > 0, complex(math.inf), -math.inf)
+        last = np.full(len(self.total), complex(-math.inf))
         merges: list[tuple[Ints, Times, npt.NDArray[np.bool_]]] = []
-        costs, bound = (
-            np.empty(0),
-            math.inf,
-        )  # of the first `spare` merges of which each leaves one less, and their greatest
+        # The least costs of `spare` merges that each leave one state less, and the greatest of them.
+        costs, bound = np.empty(0), math.inf
         for size in self.sizes:
             state = self.may_merge(size, gone, last)
             entry = np.where(last[state].real > -math.inf, last[state], self.entries(state))
