@@ -30,10 +30,9 @@ from fsachain.decode.align import OTHER, Alignment
 from fsachain.decode.ctm import CtmEntry, by_utterance
 from fsachain.errors import DataError
 from fsachain.files import read_npz, replacing
-from fsachain.fsa import Fsa
+from fsachain.fsa import Floats, Fsa
 from fsachain.table import TransitionTable, compile_table
 
-Floats = npt.NDArray[np.float64]
 Samples = npt.NDArray[np.float32]
 SHIFT, WINDOW = 0.005, 0.015  # seconds
 STATES = 4  # of a phone

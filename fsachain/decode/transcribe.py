@@ -13,13 +13,13 @@ import numpy.typing as npt
 from fsachain.decode.align import FrameTiming, align_utterance
 from fsachain.decode.decoder import Decoder
 from fsachain.errors import ConfigError, DataError
+from fsachain.fsa import Floats
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.open_vocabulary import WordIds, spelt_out, words_and_pieces
 from fsachain.kaldi.lattice import Lattice
 
-Floats = npt.NDArray[np.float64]
 _SMOOTHING = 9  # frames over which silence is sought: a pause, not a stop consonant
 
 

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from fsachain.errors import GraphError
 from fsachain.files import without_collector
-from fsachain.fsa import Fsa, input_fsa
+from fsachain.fsa import Floats, Fsa, Ints, input_fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.ctc import CtcTopology, check_topology
 from fsachain.graph.expand import expand_arcs
@@ -37,9 +37,6 @@ MAX_VISIT_STEPS = 10_000
 STEPS_OF_SERIES = 16
 MAX_ROUNDS = 10
 MAX_MAGNITUDE = 300.0  # of a log-probability, far inside the range of exp() in 64 bits
-
-Ints = npt.NDArray[np.integer]
-Floats = npt.NDArray[np.float64]
 
 
 def lump(fsa: Fsa, log_tolerance: float = LOG_TOLERANCE) -> Fsa:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError, ShapeError
+from fsachain.fsa import Floats
 from fsachain.graph.context import (
     PDF_CLASS,
     ContextTree,
@@ -31,8 +32,6 @@ from fsachain.graph.context import (
 )
 from fsachain.graph.supervision import AlignedPhone
 from fsachain.graph.topology import Topology
-
-Floats = npt.NDArray[np.float64]
 
 VARIANCE_FLOOR = 0.01  # of the Gaussians, as a share of the variance of all frames
 

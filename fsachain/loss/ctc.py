@@ -22,6 +22,7 @@ from fsachain.backends.cuda.device import Device, DeviceArray
 from fsachain.backends.dispatch import BackendName, bind, ctc_backend, is_on_device
 from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, DataError, ShapeError, warn
+from fsachain.fsa import Floats
 from fsachain.graph.ctc import CtcTopology, target_graph
 from fsachain.graph.forgive import NOTHING, Forgiveness, Star, check_forgiveness
 from fsachain.loss.arguments import REDUCTIONS, check_choice, reduce_on_host
@@ -34,8 +35,6 @@ from fsachain.loss.autograd import (
     wants_gradient,
 )
 from fsachain.table import compile_table
-
-Floats = npt.NDArray[np.float64]
 
 # With unnormalized="warn" a call adds up the probabilities of a third of the frames, the next call those of another third:
 # all of them take 5 to 7 % of the loss, see docs/losses.md.

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import LogProbs, Paths
+from fsachain.backends import Lengths, LogProbs, Paths
 from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu.frames import AccurateFrames, Frames, make_columns
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
@@ -46,9 +46,9 @@ from fsachain.backends.cpu.structs import Form, Packed, pack
 from fsachain.backends.cpu.sum_product import backward, forward
 from fsachain.backends.cpu.tables import count_pairs, kernel_table
 from fsachain.backends.cpu.threads import run_all
-from fsachain.backends.reference.sums import active_scores
+from fsachain.backends.reference.sums import Scores, active_scores
 from fsachain.batch import TableBatch
-from fsachain.fsa import Ints
+from fsachain.fsa import Floats, Ints
 from fsachain.table import TransitionTable
 
 # What one group of sequences goes through: alphas of all segments, log Z, the decision (13), betas and
@@ -177,9 +177,6 @@ def _run_segments(
 run, run_inside = jit_on_views(_run_segments), helper(_run_segments)  # from Python, from another kernel
 
 
-Scores = npt.NDArray[np.floating]
-Lengths = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Expected = tuple[Floats, Floats, Bools]  # log Z, E[A], ok [N]
 

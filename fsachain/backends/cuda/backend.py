@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends import LogProbs, Paths
+from fsachain.backends import Lengths, LogProbs, Paths
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.cuda import paths as cuda_paths
@@ -27,7 +27,6 @@ from fsachain.backends.cuda.launch import Occupancies, run_all
 from fsachain.backends.cuda.memory import Memory
 from fsachain.batch import TableBatch
 
-Lengths = npt.NDArray[np.int64]
 ROW_THREADS = 256
 ROWS = 32  # frames of a block
 ROW_TILE = 512  # pdfs of a row in shared memory

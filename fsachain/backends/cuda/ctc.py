@@ -11,8 +11,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from fsachain.backends import Lengths
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda.device import (
     Argument,
@@ -28,8 +28,6 @@ from fsachain.batch import TableBatch
 from fsachain.fsa import Floats, Fsa
 from fsachain.graph.ctc import CtcTopology
 from fsachain.table import TransitionTable, compile_table
-
-Lengths = npt.NDArray[np.int64]
 
 COLUMNS = 4  # of a label, see `ctc.cu`
 ROUNDING = 8  # labels: as many lengths of targets share an acceptor

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.fsa import Floats
 from fsachain.recursion import log_sum_rows
 from fsachain.table import TransitionTable
 
 Integers = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
 Bytes = npt.NDArray[np.uint8]
 
 WHOLE, PART, SPLIT = range(3)  # levels of segments: all arcs of a state, some of them, the sums of such parts

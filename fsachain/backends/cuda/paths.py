@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends import Lengths
 from fsachain.backends.cuda.device import Device, DeviceArray, KernelSpec, Limits, macros, strided
 from fsachain.backends.cuda.memory import Memory
 from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
-
-Lengths = npt.NDArray[np.int64]
 
 FIXED_SHARED = 2 * 32 * 8 + 32 * (8 + 4)  # bytes of shared memory, whatever the acceptor
 MAX_LANES = 32

@@ -26,14 +26,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.backends import Lengths
 from fsachain.backends.reference import sums as reference
+from fsachain.backends.reference.sums import Scores
 from fsachain.batch import TableBatch
 from fsachain.fsa import Ints
 from fsachain.recursion import Array, log_sum, log_sum_rows
 from fsachain.table import TransitionTable
 
-Scores = npt.NDArray[np.floating]
-Lengths = npt.NDArray[np.int64]
 # log Z [N] as in `sums.log_probs`; E[A] [N], -inf or NaN as log Z, NaN for an illegal accuracy; both are finite [N]
 Result = tuple[Array, Array, npt.NDArray[np.bool_]]
 
