@@ -11,6 +11,7 @@ from toy_training import one_pdf_table
 
 from fsachain.data import AugmentConfig, CmvnConfig, DataDir, FeatureConfig, Perturbation, load_examples
 from fsachain.data.cmvn import Cmvn
+from fsachain.data.dataset import load_usable
 from fsachain.data.features import frame_counts
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError, GraphError
@@ -145,6 +146,20 @@ def test_what_cannot_be_used_is_named_when_its_turn_comes_and_the_others_go_on(d
             ("u05", "missing file"),
             ("u07", "too short"),
         ]
+
+
+def test_features_that_are_not_finite_are_worded_as_they_are_in_memory(data, tmp_path):
+    samples = np.full(4000, 0.1, np.float32)
+    samples[2000] = np.nan
+    soundfile.write(tmp_path / "nan.wav", samples, 8000, subtype="FLOAT")
+    path = str(tmp_path / "nan.wav")
+    broken = DataDir(tuple(replace(one, audio=path) if one.id == "u05" else one for one in data))
+    plain = stream(data)
+    corpus = replace(plain._corpus, utterances=broken.utterances)
+    source = StreamSource(corpus, plain._preparation, output_lengths, batch_size=4, seed=1)
+    contents(source.batches(0))
+    (fault,) = load_usable(broken, FEATURES)[2]
+    assert source.excluded == (fault,) and "first in frame 2" in fault.reason
 
 
 def test_numerators_are_compiled_by_processes_and_refused_ones_are_named(data):
