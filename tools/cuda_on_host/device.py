@@ -193,6 +193,10 @@ class HostDevice(CupyDevice):
         asked = Launch(kernel, blocks, block, shared_bytes, given)
         name = f"{kernel.text}: {kernel.name}"
         facts = self._facts(kernel)
+        if kernel.cluster != facts.cluster:
+            raise HostError(
+                f"{name}: clusters of {kernel.cluster} blocks; its __cluster_dims__ are {facts.cluster}"
+            )
         slots = self._slots(name, facts.signature, given)
         self.launches.append(asked._replace(arguments=()))  # which would keep their memory alive
         ends = [observer(asked) for observer in self.observers]

@@ -150,8 +150,6 @@ def _bound(kernel: KernelSpec, index: int) -> Any:
     """`device._function`, whose kernel the driver can run from now on."""
     function = _function.__wrapped__(kernel, index)
     facts = HostKernel(host_library(FOLDER, kernel.text, kernel.defines), kernel.name)
-    if kernel.cluster != facts.cluster:
-        raise build.BuildError(f"{kernel}: its __cluster_dims__ are {facts.cluster}")
     wrong = load().cuda_on_host_bind(
         ctypes.c_void_p(function.pointer),
         facts.entry,
