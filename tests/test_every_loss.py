@@ -27,6 +27,7 @@ FRAMES, LABELS, WIDTH, BLANK = [9, 6, 7, 4], [3, 5, 0, 1], 11, 4
 TARGETS = torch.tensor([[1, 1, 2, 0, 0], [0, 1, 2, 3, 0], [0, 0, 0, 0, 0], [3, 0, 0, 0, 0]])
 PADDED = TARGETS.masked_fill(torch.arange(5) >= torch.tensor(LABELS)[:, None], -100)
 EVERY = [0, 1, 2, 3]
+MANY = 200  # batches side by side, for which threads are worth their while
 SIZES = {"grid": (9, 6), "frames": (9,), "labels": (6,)}  # of an input, between its sequences and its classes
 REAL_FRAMES = torch.arange(9) < torch.tensor(FRAMES)[:, None]
 REAL_LABELS = torch.arange(6) <= torch.tensor(LABELS)[:, None]
@@ -144,9 +145,12 @@ def test_padding_changes_no_bit_and_has_no_gradient(name):
 def test_a_sequence_has_the_same_bits_alone_and_with_any_number_of_threads(name, dtype, use_threads):
     inputs = make_inputs(name, 5.0, dtype)
     expected = run(name, inputs)
+    many = [x.repeat(MANY, *[1] * (x.ndim - 1)) for x in inputs]
     for threads in (1, 3):
         use_threads(threads)
-        assert_same_bits(run(name, inputs), expected)
+        found = run(name, many, EVERY * MANY)
+        for ours, theirs in zip(found, expected, strict=True):
+            assert torch.equal(ours.view(MANY, *theirs.shape), theirs.expand(MANY, *theirs.shape))
     for n in EVERY:
         alone = run(name, [x[n : n + 1] for x in inputs], [n])
         assert_same_bits(alone, [part[n : n + 1] for part in expected], [0])

@@ -127,6 +127,8 @@ def test_noise_has_the_ratio_that_is_drawn_and_a_colour_of_its_own():
     np.testing.assert_array_equal(first, same)
     assert not np.array_equal(first, other)
     assert draws[0].prefix == "noisy-" and len(draws[0].apply(samples[:0], "none")) == 0
+    with pytest.raises(ConfigError, match=r"noise is \(5\.0,\); expected a lowest and a highest"):
+        Perturbation(noise=(5.0,))
 
 
 # Normalisation
