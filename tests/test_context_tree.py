@@ -91,8 +91,10 @@ def test_rare_pairs_share_their_phones_pdfs_and_rare_phones_share_one_set():
 
 
 def test_rare_phones_of_several_sets_share_their_pdfs():
+    """SIL is seen as often as a phone may be that is rare."""
+    counts = BiphoneCounts({}, {1: 20})
     tree = ContextTree.tied_biphone(
-        PHONES, Topology.chain_one_pdf(), BiphoneCounts({}, {}), min_biphone_count=1
+        PHONES, Topology.chain_one_pdf(), counts, min_biphone_count=1, min_monophone_count=20
     )
     assert [tree.pdf(phone, 0, 0) for phone in range(1, 5)] == [0, 2, 3, 4]
     assert {tree.pdf(phone, 0, left) for phone in range(1, 5) for left in range(1, 5)} == {1}

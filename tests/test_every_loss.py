@@ -146,7 +146,7 @@ def test_a_sequence_has_the_same_bits_alone_and_with_any_number_of_threads(name,
     inputs = make_inputs(name, 5.0, dtype)
     expected = run(name, inputs)
     many = [x.repeat(MANY, *[1] * (x.ndim - 1)) for x in inputs]
-    for threads in (1, 3):
+    for threads in (1, 2, 3, 4):
         use_threads(threads)
         found = run(name, many, EVERY * MANY)
         for ours, theirs in zip(found, expected, strict=True):

@@ -153,7 +153,9 @@ def test_reductions_and_the_module_agree():
     each = run(logits)
     for reduction, expected in (("mean", each.mean()), ("sum", each.sum()), ("none", each)):
         loss = RNNTLoss(BLANK, reduction=reduction, rnnt_type="regular")
-        assert torch.equal(loss(logits, make_targets(), POSSIBLE, LABELS), expected)
+        found = loss(logits, make_targets(), POSSIBLE, LABELS)
+        assert torch.equal(found, expected)
+        close(*(torch.autograd.grad(x.sum(), logits, retain_graph=True)[0] for x in (found, expected)))
     assert each.dtype == torch.float64
     assert "blank=4" in repr(RNNTLoss(4))
 
