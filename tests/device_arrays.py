@@ -35,6 +35,12 @@ def read(array):
     return array.owner.read("uint16" if array.dtype == "bfloat16" else array.dtype, array.shape)
 
 
+def assert_same_bits(found, expected):
+    """Of arrays, one by one."""
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def upper_halves(values):
     """float32 values cut to bfloat16: as uint16, and as float32 again."""
     halves = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from device_arrays import on_device, read
+from device_arrays import assert_same_bits, on_device, read
 from random_graphs import connected_graph, left_to_right_graph, twin_graph
 from toy_training import corpus, lfmmi_trainer
 
@@ -98,9 +98,8 @@ def test_recursions_in_windows_equal_the_oracle_and_read_no_padding(name):
     found = results[0][0]
     assert ((found == right) | (np.abs(found - right) <= allowed)).all()
     np.testing.assert_allclose(results[0][1], want, rtol=0, atol=2 * limit)
-    for whole, *others in zip(*results, strict=True):
-        for other in others:
-            np.testing.assert_array_equal(other, whole)
+    for result in results[1:]:
+        assert_same_bits(result, results[0])
     clusters = {launch.kernel.cluster for launch in device.launches if launch.kernel.name == "forward"}
     on_chip = {dict(x.kernel.defines)["ON_CHIP"] for x in device.launches if x.kernel.name == "forward"}
     assert (max(clusters) > 1) == ("cluster" in name) and (on_chip == {0}) == ("memory" in name)
@@ -151,8 +150,7 @@ def test_a_batch_laid_out_in_a_worker_gives_the_same_bits_and_is_not_laid_out_ag
         found = {np.float32: occupancy(laid_out, np.float32)}
     found[np.float64] = occupancy(laid_out, np.float64)  # whose weights nobody has laid out
     for dtype, pair in found.items():
-        for ours, theirs in zip(pair, expected[dtype], strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        assert_same_bits(pair, expected[dtype])
 
 
 def test_tables_laid_out_together_have_the_layouts_that_they_have_alone():
@@ -163,8 +161,7 @@ def test_tables_laid_out_together_have_the_layouts_that_they_have_alone():
             for name in ("pairs", "pdfs", "column_ends", "pairs_by_column", "vectors", "sizes"):
                 np.testing.assert_array_equal(getattr(one, name), getattr(alone, name))
             for here, there in ((one.forward, alone.forward), (one.backward, alone.backward)):
-                for ours, theirs in zip(here, there, strict=True):
-                    np.testing.assert_array_equal(ours, theirs)
+                assert_same_bits(here, there)
 
 
 def shared_memory_reads(direction, quarter=8):
@@ -395,8 +392,7 @@ def test_groups_that_take_turns_give_the_bits_of_groups_that_run_together(at_onc
         assert len(plain) == 2
         assert {x.grid[0] // x.kernel.cluster for x in plain} == {min(clusters, 7)}
         found.append((log_prob.read(np.float64), read(out)))
-    for ours, theirs in zip(*found, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    assert_same_bits(*found)
     expected = reference.log_probs(batch, np.where(np.isnan(scores), 0, scores), lengths, LEAK).log_prob
     np.testing.assert_allclose(found[0][0], expected, rtol=tolerances.LOG_PROB_RELATIVE, atol=1e-4)
 

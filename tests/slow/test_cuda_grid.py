@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tolerances
-from device_arrays import WithFarMemory, far_memory, on_device, read
+from device_arrays import WithFarMemory, assert_same_bits, far_memory, on_device, read
 from random_grids import TOPOLOGIES, make_grids
 
 from fsachain.backends.cpu import grid as grid_cpu
@@ -42,11 +42,6 @@ def by_cpu(batch, values):
     """For grids that take the oracle seconds."""
     given = values.copy()
     return grid_cpu.forward_backward(batch, given), given
-
-
-def assert_same_bits(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def assert_close(found, expected):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from device_arrays import WithFarMemory, far_memory, on_device, read, strided, upper_halves
+from device_arrays import WithFarMemory, assert_same_bits, far_memory, on_device, read, strided, upper_halves
 from random_rows import KINDS, empty_scores, is_real, make_logits, make_rows
 
 from fsachain.backends.cuda import grid as cuda_grid
@@ -77,11 +77,6 @@ def assert_close(found, expected, wide):
         limits = tolerances.FEW_FLOAT32_TERMS, tolerances.FLOAT32_GRADIENT
     np.testing.assert_allclose(found[0], expected[0], rtol=limits[0], atol=limits[0])
     np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=limits[1])
-
-
-def assert_same_bits(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @of_kinds_and_layouts

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tolerances
-from device_arrays import WithFarMemory, far_memory, on_device, read
+from device_arrays import WithFarMemory, assert_same_bits, far_memory, on_device, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
@@ -127,11 +127,6 @@ def assert_right(found, want, float64=False):
     empty = want[2].sum(axis=2) == 0.0
     assert not found[2][empty].any()
     np.testing.assert_allclose(found[2].sum(axis=2)[~empty], 1.0, rtol=0.0, atol=tolerances.ROW_SUM)
-
-
-def assert_same_bits(first, second):
-    for one, other in zip(first, second, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize(
