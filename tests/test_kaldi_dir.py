@@ -111,13 +111,16 @@ def test_segments_of_a_recording_that_occurs_twice_are_left_out(corpus):
     assert [fault.id for fault in faults] == ["a", "a1"]
 
 
-def test_a_file_that_is_no_table_is_given_up(corpus):
+def test_a_file_that_is_no_table_is_given_up_and_one_without_recordings_refused(corpus):
     """What else can be wrong with a line: tests/test_validate.py."""
     (corpus / "text").write_bytes(b"\xff\n" * 1000)
     with pytest.raises(
         DataError, match=r"more than 500 lines are none of such a file; the last: .*text:501: "
     ):
         DataDir.check(corpus)
+    write(corpus, "wav.scp", "")
+    with pytest.raises(DataError, match="neither wav"):
+        DataDir.read(corpus)
 
 
 def test_a_table_of_megabytes_has_its_lines_and_the_numbers_of_its_faults(corpus):
