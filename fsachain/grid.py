@@ -131,15 +131,6 @@ def usable_extent(arc: Ints, box: Ints, size: Ints) -> tuple[int, int]:
     return max(int(frames), 0), max(int(min(size[3] - arc[1] + 1, box[4] - size[1])), 0)
 
 
-def row_boxes(rows: Rows) -> Ints:
-    """Boxes for scores [K, cells] that are made from rows."""
-    cells, kinds = num_cells(rows), range(len(rows.classes))
-    boxes = [
-        [(row[6] + k * cells, row[7], 1, row[2], row[7]) for k in kinds] for row in rows.sequences.tolist()
-    ]
-    return np.array(boxes)
-
-
 def num_cells(rows: Rows) -> int:
     _, _, frames, _, _, _, first, labels = rows.sequences[-1].tolist()  # cells lie sequence after sequence
     return int(first + frames * labels)

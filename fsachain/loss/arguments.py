@@ -68,7 +68,7 @@ def check_beside(tensor: Tensor, name: str, other: Tensor, other_name: str) -> N
 
 def integers(values: Any, name: str, device: torch.device) -> Tensor:
     """Lists, arrays and tensors of integers as an int64 tensor on the host, which waits for those of a device; a copy."""
-    return _own(_integers(values, name, device)).cpu()
+    return _on_host(_own(_integers(values, name, device)))
 
 
 def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
@@ -81,6 +81,10 @@ def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
 
 def _own(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_cpu else tensor
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_cpu else tensor.cpu()
 
 
 def _integers(values: Any, name: str, device: torch.device) -> Tensor:
@@ -166,8 +170,8 @@ def check_topology(rnnt_type: str) -> None:
 
 def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any, classes: list[int]) -> Given:
     """Padded or packed logits; values are checked by `make_rows`."""
-    frames = _integers(logit_lengths, "logit_lengths", logits.device).cpu()
-    labels = _integers(target_lengths, "target_lengths", logits.device).cpu()
+    frames = _on_host(_integers(logit_lengths, "logit_lengths", logits.device))
+    labels = _on_host(_integers(target_lengths, "target_lengths", logits.device))
     if frames.ndim != 1 or labels.shape != frames.shape:
         raise ShapeError(
             f"logit_lengths and target_lengths have shapes {list(frames.shape)} and {list(labels.shape)}; "
@@ -184,13 +188,15 @@ def make_rows(shape: list[int], call: Given, heads: list[int], delays: list[floa
     """
     spans, targets, ranges = call.spans(), call.targets, call.ranges
     _check_sizes(spans, list(targets.shape))
-    _check_targets(call, heads)
     is_pruned = ranges.numel() > 0
     if is_pruned and ranges.is_cpu:
         _check_ranges(ranges.numpy(), shape, targets.shape[1])
     sequences = _sequences(shape, spans, targets.shape[1], is_pruned)
     kinds = row_kinds(call.classes, call.durations, heads, delays, sigma)
-    return place_rows(shape, sequences, targets, ranges, kinds)
+    placed = place_rows(shape, sequences, targets, ranges, kinds)
+    if placed.targets is None:
+        _check_targets(placed.rows.targets, call.labels, heads)
+    return placed
 
 
 def place_rows(
@@ -258,17 +264,14 @@ def _sequences(shape: list[int], spans: list[Span], num_targets: int, is_pruned:
     )
 
 
-def _check_targets(call: Given, heads: list[int]) -> None:
-    """Those on the host."""
-    if not call.targets.is_cpu:
-        return
-    (labels, alone), values = heads, call.targets.numpy()
+def _check_targets(values: Ints, counts: Tensor, heads: list[int]) -> None:
+    labels, alone = heads
     if alone < 0:
         every = values.reshape(-1).tolist()
         if not every or 0 <= min(every) <= max(every) < labels:  # padding, too
             return
     wrong = (values < 0) | (values >= labels) | (values == alone)
-    wrong &= np.arange(values.shape[1]) < call.labels.numpy()[:, None]
+    wrong &= np.arange(values.shape[1]) < counts.numpy()[:, None]
     if np.count_nonzero(wrong):
         n, u = np.argwhere(wrong)[0]
         if values[n, u] != alone:

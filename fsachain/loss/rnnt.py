@@ -6,9 +6,11 @@ import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -18,7 +20,7 @@ from fsachain.backends.grid_call import Grid, Placed
 from fsachain.errors import ConfigError, ShapeError, brief
 from fsachain.fsa import Ints
 from fsachain.graph.forgive import Forgiveness, check_forgiveness
-from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, row_boxes
+from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, num_cells
 from fsachain.loss import arguments
 from fsachain.loss.arguments import Given, make_rows, place_rows, row_kinds
 from fsachain.loss.autograd import Operator, as_tensor, wants_gradient
@@ -28,20 +30,27 @@ from fsachain.loss.grid import grid, score_batch
 # pass that reads the logits and writes the gradient once, the incoming gradient included.
 
 
-_ARCS = {arcs: as_tensor(arcs) for arcs in TOPOLOGIES.values()}
+@lru_cache(maxsize=64)
+def _arc_kinds(arcs: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    return np.array(arcs).reshape(-1, 3)
 
 
-def grid_batch(rows: Rows, starts: Tensor, arcs: Tensor) -> GridBatch:
-    firsts = starts.tolist() if starts.numel() else [[0, 0]] * len(rows.sequences)
-    ends = [row[4:6] for row in rows.sequences.tolist()]
-    sizes = [(t, u, last - t, labels - u) for (t, u), (last, labels) in zip(firsts, ends, strict=True)]
-    return GridBatch(np.ascontiguousarray(arcs.numpy()), np.array(sizes), row_boxes(rows))
+def grid_batch(rows: Rows, starts: Tensor, arcs: npt.NDArray[np.int64]) -> GridBatch:
+    """The grids of scores [K, cells] that are made from rows."""
+    sizes: list[Any] = []
+    boxes: list[Any] = []
+    sequences, cells = rows.sequences.tolist(), num_cells(rows)
+    firsts = starts.tolist() if starts.numel() else [[0, 0]] * len(sequences)
+    for (_, _, frames, _, last, labels, cell, step), (t, u) in zip(sequences, firsts, strict=True):
+        sizes.append((t, u, last - t, labels - u))
+        boxes.append([(cell + k * cells, step, 1, frames, step) for k in range(len(arcs))])
+    return GridBatch(arcs, np.array(sizes), np.array(boxes))
 
 
 class RnntCall(NamedTuple):
     """Arguments of the operator; the seven after the logits: see `arguments.Given`.
 
-    arcs [K, 3]: a `grid.GridArc` for each class. heads: the softmaxes of a row, see `grid.Rows`. delays, sigma: of (24);
+    arcs [3 K]: a `grid.GridArc` for each class. heads: the softmaxes of a row, see `grid.Rows`. delays, sigma: of (24);
     fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs; forgive: empty, or
     e^-s, e^-i, e^-d and w of (30). Entries of the gradient are kept within +-clamp; `inplace` writes it over the logits.
     reduction, zero_infinity: of the losses.
@@ -55,7 +64,7 @@ class RnntCall(NamedTuple):
     ranges: Tensor
     classes: list[int]
     durations: list[int]
-    arcs: Tensor
+    arcs: list[int]
     heads: list[int]
     delays: list[float]
     forgive: list[float]
@@ -99,7 +108,7 @@ def arc_scores(call: RnntCall) -> tuple[Grid, Placed, Tensor, Tensor]:
 
 def _rnnt(call: RnntCall) -> RnntLosses:
     """Losses and what their gradient needs."""
-    arcs, forgive = call.arcs, call.forgive
+    arcs, forgive = _arc_kinds(tuple(call.arcs)), call.forgive
     ours, placed, values, stats = arc_scores(call)
     plain = values
     if forgive:
@@ -113,7 +122,7 @@ def _rnnt(call: RnntCall) -> RnntLosses:
     if forgive:
         values = _of_plain(values, after, plain, *forgive)
     if call.fastemit:
-        for k in np.flatnonzero(arcs.numpy()[:, 1] == 1).tolist():
+        for k in np.flatnonzero(arcs[:, 1] == 1).tolist():
             values[k] *= 1.0 + call.fastemit
     if call.is_constrained:
         ours.release(placed, values)
@@ -238,8 +247,7 @@ rnnt = Operator(_rnnt, _fake_rnnt, _rnnt_backward, needs=GradientCall._fields[:-
 def rnnt_call(logits: Tensor, given: Given, arcs: Sequence[GridArc], **options: Any) -> RnntCall:
     """Of checked arguments, options as in `RnntCall`; by default one softmax over all classes, no delays."""
     heads, delays = options.pop("heads", [logits.shape[-1], -1]), options.pop("delays", [0.0] * len(arcs))
-    kinds, forgive = _ARCS.get(tuple(arcs)), options.pop("forgive", [])
-    kinds = as_tensor(arcs) if kinds is None else kinds
+    kinds, forgive = [number for arc in arcs for number in arc], options.pop("forgive", [])
     return RnntCall(logits, *given, kinds, heads, delays, forgive, wants_gradient(logits), **options)
 
 

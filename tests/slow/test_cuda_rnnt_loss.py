@@ -173,7 +173,7 @@ def place(logits, targets, ranges=None, heads=None):
         values, _ = ours.softmax_scores(placed, logits.detach())
         from fsachain.loss.rnnt import grid_batch
 
-        return ours.log_probs(grid_batch(placed.rows, call.starts, torch.tensor(REGULAR)), values)
+        return ours.log_probs(grid_batch(placed.rows, call.starts, np.array(REGULAR)), values)
 
 
 def test_targets_of_a_device_are_read_there_and_illegal_ones_make_their_sequence_nan():

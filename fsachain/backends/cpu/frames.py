@@ -210,9 +210,21 @@ def statistics_of_rows(
     Rows are short: what W registers come to, one for each row, costs more than a row if it is asked of each.
     """
     width = len(form)
-    if count < width or count > SHORT * width:
+    if count < width:
         for r in range(rows):
-            found[0, r], found[1, r] = row_statistics(form, flat, masks, start + r * stride, count)
+            found[0, r], found[1, r] = _narrow_statistics(flat, start + r * stride, count)
+        return
+    if count > SHORT * width:
+        highest = largest_lane(_largest(form, flat, start, count))
+        for r in range(rows):
+            # Looked for before this row's sum is taken, and not after it: neither then waits for the other.
+            after = start + min(r + 1, rows - 1) * stride
+            following = largest_lane(_largest(form, flat, after, count))
+            is_nothing = highest == -np.inf
+            top = flat.dtype.type(0) if is_nothing else highest
+            total = _sum_wide(form, flat, masks, start + r * stride, count, top)
+            found[0, r], found[1, r] = top, 0.0 * total if is_nothing else total
+            highest = following
         return
     for r in range(rows):
         store(work, r, _largest(form, flat, start + r * stride, count))

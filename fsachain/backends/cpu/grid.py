@@ -247,10 +247,10 @@ def best_paths(batch: GridBatch, values: Reals) -> tuple[Array, list[Ints]]:
 
 
 def _run(kernel: Any, batch: GridBatch, values: Reals) -> Array:
-    result = np.empty(len(batch.sizes))
+    result, given = np.empty(len(batch.sizes)), tuple(batch)
 
     def job(n: int, work: Array, columns: int) -> None:
-        result[n] = kernel(tuple(batch), n, values, work, columns)
+        result[n] = kernel(given, n, values, work, columns)
 
     _for_each(batch, job)
     return result
@@ -262,7 +262,7 @@ def _for_each(batch: GridBatch, job: Callable[[int, Array, int], None]) -> None:
 
     def run(cells: int, n: int, columns: int) -> None:
         buffer = borrow(kinds * cells * 8)
-        job(n, buffer[: kinds * cells * 8].view(np.float64).reshape(kinds, cells), columns)
+        job(n, np.ndarray((kinds, cells), np.float64, buffer), columns)
         give_back(buffer)
 
     for n, (_, _, frames, labels) in enumerate(batch.sizes.tolist()):

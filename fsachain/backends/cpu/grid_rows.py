@@ -31,7 +31,7 @@ from fsachain.backends.cpu.simd import (
     store_to,
     where_more,
 )
-from fsachain.backends.cpu.threads import run_all
+from fsachain.backends.cpu.threads import run_all, threads_for
 from fsachain.grid import Ints, Rows
 from fsachain.recursion import Array
 
@@ -426,10 +426,10 @@ def _no_stats(log_probs: Reals) -> Reals:
 
 def _over_spans(rows: Rows, width: int, frames: int, job: Callable[[int, int, int], None]) -> None:
     """job(n, first, last) for spans of the frames of all sequences, how many are in this column of `Rows.sequences`."""
-    jobs, nodes = [], 0
-    for n, sequence in enumerate(rows.sequences.tolist()):
-        count, per_frame = sequence[frames], sequence[3]
-        step = max(1, _SPAN_ENTRIES // max(1, per_frame * width))
+    sizes = [(sequence[frames], sequence[3]) for sequence in rows.sequences.tolist()]
+    work = sum([count * per_frame for count, per_frame in sizes]) * (_ROW + _ENTRY * width)
+    jobs, is_alone = [], threads_for(work) == 1
+    for n, (count, per_frame) in enumerate(sizes):
+        step = max(1, count if is_alone else _SPAN_ENTRIES // max(1, per_frame * width))
         jobs += [partial(job, n, first, min(first + step, count)) for first in range(0, count, step)]
-        nodes += count * per_frame
-    run_all(jobs, nodes * (_ROW + _ENTRY * width))
+    run_all(jobs, work)
