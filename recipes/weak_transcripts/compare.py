@@ -319,11 +319,8 @@ def _mend(run: Run, model: Path, data: Path, plain: Path, out: Path, price: floa
     how = [
         f"--{name}={price if getattr(rates, name) else math.inf}" for name in ("substitution", "insertion")
     ]
-    how += [
-        "--deletion=1",
-        f"--alternatives={NUM_ALTERNATIVES}",
-        *MENDING.get(run.corpus, USUAL_MENDING[run.objective]),
-    ]
+    how += ["--deletion=1", f"--alternatives={NUM_ALTERNATIVES}"]
+    how += MENDING.get(run.corpus, USUAL_MENDING[run.objective])
     how += BALANCED.get(run.corpus, []) if run.way == WAYS[-1] and rates.insertion == rates.deletion else []
     arpa, made = plain / "decode" / "grammar.arpa", out / MADE_OF
     read = [model, data / "text", *([arpa] if arpa.is_file() else [])]
