@@ -41,6 +41,7 @@ from fsachain.recursion import Array
 PAD = 8  # lanes, and columns before the first label
 NODE = 10.0  # nanoseconds that a node takes, of the grid or beside it
 FORM = Form(PAD)
+INDEX: Any = np.uint64  # of an entry: of a signed number numba asks each time whether it counts from the end
 
 
 @helper
@@ -62,8 +63,8 @@ def _skew(arc: Any, box: Any, size: Any, values: Any, rows: Any, columns: int) -
         source = box[0] + (size[0] + t) * box[1] + size[1] * box[2]
         target = t * columns + PAD
         for _ in range(labels):
-            score = np.float64(values[source])
-            rows[target] = score
+            score = np.float64(values[INDEX(source)])
+            rows[INDEX(target)] = score
             illegal += max(score, -1e300) * 0.0  # max(NaN, x) is NaN here, and +inf x 0 is NaN
             source += box[2]
             target += columns + 1
@@ -78,7 +79,7 @@ def _unskew(arc: Any, box: Any, size: Any, rows: Any, values: Any, columns: int)
         target = box[0] + (size[0] + t) * box[1] + size[1] * box[2]
         source = t * columns + PAD
         for _ in range(labels):
-            values[target] = rows[source]
+            values[INDEX(target)] = rows[INDEX(source)]
             target += box[2]
             source += columns + 1
 
@@ -92,7 +93,7 @@ def _clear(arc: Any, box: Any, size: Any, ok: bool, values: Any) -> None:
     for t in range(box[3]):
         position = box[0] + t * box[1]
         for _ in range(box[4]):
-            values[position] = 0.0
+            values[INDEX(position)] = 0.0
             position += box[2]
 
 

@@ -20,6 +20,7 @@ from fsachain.backends.cpu.frames import (
     write_softmax,
     write_zeros,
 )
+from fsachain.backends.cpu.grid import INDEX
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.simd import (
     LINE,
@@ -159,18 +160,19 @@ def scores(
                 entry, time, into = classes[k], durations[k], values[k]
                 delay, sigma, u = charges[0, k], charges[1, k], begin + first % step
                 late = 0.5 * (num_frames - 1) - (t + first // step)
-                cell = cell_base + t * cell_step + begin + first
+                cell, charge = cell_base + t * cell_step + begin + first, delay * late - sigma
                 for r in range(count):
                     if entry >= 0 or u < num_labels:
-                        start, read = (row + r) * width, entry if entry >= 0 else targets[u]
+                        start, read = (row + r) * width, entry if entry >= 0 else targets[INDEX(u)]
                         if alone >= 0 or time >= 0:
                             score = _score(flat, start, read, time, alone, found, r)
                         else:
-                            score = _log_prob(flat[start + read], found, 0, r)
-                        into[cell + r] = score + (delay * late - sigma)
+                            score = _log_prob(flat[INDEX(start + read)], found, 0, INDEX(r))
+                        into[INDEX(cell + r)] = score + charge
                     u += 1
                     if u > num_labels:
                         u, late = 0, late - 1.0
+                        charge = delay * late - sigma
 
 
 @helper
@@ -315,11 +317,11 @@ def gradient(
             for k in range(len(classes)):
                 entry, time, g, u = classes[k], durations[k], values[k], begin + first % step
                 for r in range(count):
-                    if total[r] != 0 and (entry >= 0 or u < num_labels):
-                        start = (row + r) * width
-                        out[start + (entry if entry >= 0 else targets[u])] -= weight * g[cell + r]
+                    if total[INDEX(r)] != 0 and (entry >= 0 or u < num_labels):
+                        start, less = (row + r) * width, weight * g[INDEX(cell + r)]
+                        out[INDEX(start + (entry if entry >= 0 else targets[INDEX(u)]))] -= less
                         if time >= 0:
-                            out[start + time] -= weight * g[cell + r]
+                            out[INDEX(start + time)] -= less
                     u = u + 1 if u < num_labels else 0
         write_zeros(form, out, (base + t * step + used) * width, (together * per_frame - used) * width)
     padding = max(frames[0], real)
