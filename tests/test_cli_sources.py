@@ -204,9 +204,8 @@ def test_a_smoothed_model_gives_every_sequence_a_probability(fsachain, built, un
     fsachain.ok("den-graph", fst, built / "den2", "--lang", built / "lang")
     lexicon = load_lang(built / "lang").lexicon
     score = Scorer(Fsa.read(fst), log_add)
-    unseen = [
-        lexicon.phone_id(phone) - 1 for phone in ["N", "OW", "Y", "EH", "S", "Y", "EH", "S"]
-    ]  # "no yes yes"
+    # "no yes yes"
+    unseen = [lexicon.phone_id(phone) - 1 for phone in ["N", "OW", "Y", "EH", "S", "Y", "EH", "S"]]
     assert -40 < score(unseen) < 0
     assert score([unseen[0]] * 2) > -np.inf if units == "phones" else score([unseen[0]] * 2) == -np.inf
 

@@ -179,9 +179,8 @@ def test_the_curves_hold_what_the_log_says():
     ]
     events[1]["train"].update(grad_norm=3.0, max_grad_norm=4.0)
     found = curves(plot_training(events))
-    assert found["train"] == [[1.0, -1.0], [2.0, -0.5]] and found["dev"] == [
-        [2.0, 12.5]
-    ]  # the WER is drawn last
+    assert found["train"] == [[1.0, -1.0], [2.0, -0.5]]
+    assert found["dev"] == [[2.0, 12.5]]  # the WER is drawn last
     assert found["denominator, train"] == [[1.0, 3.5], [2.0, 4.5]]
     assert found["numerator, dev"] == [[2.0, 1.0]]
     assert found["learning rate"] == [[1.0, 0.01], [2.0, 0.02]]
@@ -275,11 +274,8 @@ def test_every_state_arc_symbol_and_weight_is_drawn():
     figure = plot_graph(small_fsa(), names=["a", "b", "c", "d"])
     assert sorted(arcs(figure)) == [0, 1, 2, 3]
     drawn = states(figure)
-    assert {state: len(circles) for state, circles in drawn.items()} == {
-        0: 1,
-        1: 1,
-        2: 2,
-    }  # the final one has two
+    # The final one has two.
+    assert {state: len(circles) for state, circles in drawn.items()} == {0: 1, 1: 1, 2: 2}
     assert {"a / -0.1", "b / -0.5", "c / -1.5", "d / -2", "0", "1", "2\n-0.7"} <= set(texts(figure))
 
 

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CARRIED = (
-    ROOT / "build" / "gpu"
-)  # what `tools.gpu_pack` makes for a machine that has nothing but this checkout
+# What `tools.gpu_pack` makes for a machine that has nothing but this checkout.
+CARRIED = ROOT / "build" / "gpu"
 SHARED = next((s for s in (ROOT.parent / "shared", CARRIED / "shared") if s.is_dir()), CARRIED / "shared")
 
 

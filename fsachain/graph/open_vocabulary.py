@@ -115,9 +115,8 @@ def spelling_model(lexicon: Lexicon, order: int = 4) -> Fsa:
     """
     silence = lexicon.silence_phone
     said = [way.phones for ways in lexicon.pronunciations for way in ways if set(way.phones) != {silence}]
-    names = [
-        f"p{phone}" for phone in range(1, len(lexicon.phones) + 1)
-    ]  # for ARPA, which has words of its own
+    # For ARPA, which has words of its own.
+    names = [f"p{phone}" for phone in range(1, len(lexicon.phones) + 1)]
     if not said:
         raise GraphError("lexicon: no word has a pronunciation beyond silence, nothing to spell with")
     allowed = [name for phone, name in enumerate(names, 1) if phone != silence]

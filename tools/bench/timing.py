@@ -125,9 +125,8 @@ class Row:
     times: Times | None = None
     evaluations: int = 0  # arcs x frames x sequences; 0 where arcs are not the measure
     comparisons: tuple[Comparison, ...] = ()  # with other jobs of the same rounds
-    figures: dict[str, float] = field(
-        default_factory=dict
-    )  # what else was measured, by names with their units
+    # What else was measured, by names with their units.
+    figures: dict[str, float] = field(default_factory=dict)
     target: Target | None = None
 
     @property

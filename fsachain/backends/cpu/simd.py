@@ -517,10 +517,8 @@ def mantissa(typing: Any, x: Any) -> Any:
 
 # |r| <= ln 2 / 2: these powers leave relative errors of 5e-9 in float32, 7e-15 in float64.
 _DEGREES = {types.float32: 7, types.float64: 11}
-_EXCESS = {
-    types.float32: 1.9046542999577679e-9,
-    types.float64: -2.3190468138462996e-17,
-}  # ln 2 as rounded, less ln 2
+# ln 2 as rounded, less ln 2.
+_EXCESS = {types.float32: 1.9046542999577679e-9, types.float64: -2.3190468138462996e-17}
 # exp of less than this is 0 in the type, subnormal numbers left out.
 _FLOORS = {types.float32: -104.0, types.float64: -746.0}
 _ODD_TERMS = 10  # of the series of atanh below: its remainder is below 2e-17 in float64
