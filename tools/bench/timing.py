@@ -165,15 +165,8 @@ class Row:
         }
 
 
-def parser_of(description: str | None) -> argparse.ArgumentParser:
-    """Shows a module's docstring as it stands."""
-    return argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-
-
 def some_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """For argparse: names of tables with commas between."""
+    """A type for argparse: names of tables with commas between."""
 
     def names(text: str) -> tuple[str, ...]:
         chosen = tuple(text.split(","))
