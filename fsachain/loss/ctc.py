@@ -159,12 +159,18 @@ def _shares(call: CtcCall, problem: CtcProblem) -> list[float]:
 
 def _scaled_later(call: CtcCall, losses: Tensor, gradient: Tensor, problem: CtcProblem) -> CtcLosses:
     """Where the gradient lacks the shares; losses [N] in float64."""
-    shares = as_tensor(_shares(call, problem), torch.float64).to(losses.device)
+    shares = _beside(losses, np.array(_shares(call, problem)))
     used = torch.where(losses < math.inf, shares, 0.0)
     if call.zero_infinity:
         losses = torch.where(losses == math.inf, 0.0, losses)
     loss = losses if call.reduction == "none" else losses.dot(shares)
     return CtcLosses(loss.to(_wide(call.scores)), used, gradient)
+
+
+def _beside(like: Tensor, values: npt.NDArray[Any]) -> Tensor:
+    """Values of the host where `like` is; the host waits for nothing."""
+    placed: Tensor = torch.from_numpy(values) if like.is_cpu else cuda.place(like, values)
+    return placed
 
 
 def _wide(scores: Tensor) -> torch.dtype:
@@ -207,7 +213,7 @@ def _forgiving(call: CtcCall, problem: CtcProblem) -> CtcLosses:
     rest = call.backend, with_gradient, call.memory_budget
     log_prob, gradient = forgiving_ctc(log_probs, problem, *rest)
     if with_gradient and call.inputs == "logits":  # rows of frames that count sum to -1
-        lengths = torch.from_numpy(problem.frame_counts).to(scores.device)
+        lengths = _beside(scores, problem.frame_counts)
         real = torch.arange(len(scores), device=scores.device)[:, None] < lengths
         real &= torch.isfinite(log_prob)
         gradient += torch.where(real.unsqueeze(2), normalized.exp(), 0.0)
@@ -235,7 +241,7 @@ def forgiving_ctc(
         graph = target_graph(labels[:count], columns, columns, most + 1, problem.topology, forgive)
         tables.append(compile_table(graph, most + 2))
     batch = TableBatch.pack(tables)
-    index = torch.from_numpy(classes).to(scores.device).expand(len(scores), -1, -1)
+    index = _beside(scores, classes).expand(len(scores), -1, -1)
     star = _star(scores, problem.blank)
     mean = math.log(max(1, problem.num_classes - 1)) if forgive.star == "mean" else 0.0
     read = (
