@@ -1,6 +1,6 @@
 """Everything that only a GPU can tell, in one run; a table comes last, with what failed at its end.
 
-    python tools/gpu_report.py [--only PHASES] [--out FOLDER] [--on-host]
+    python tools/gpu_report.py [--only PHASES] [--seconds S] [--out FOLDER] [--on-host]
 
 It runs with the interpreter that is there, from a bare checkout with build/gpu in it (`python -m tools.gpu_pack` makes that
 where the shared folder is), and needs numpy, scipy, torch, cupy and pytest. What is missing is an error. Each step is a
@@ -35,7 +35,7 @@ from tools.gpu_results import told
 TOTAL_SECONDS = 540.0
 DRY_SECONDS = 300.0  # of a step of a dry run, which has ten times as many in all
 CUDA_FOLDERS = ("usr/local/cuda/bin", "usr/local/cuda/compute-sanitizer", "opt/nvidia/nsight-compute/*")
-BESIDE = {"families": 6, "tests": 6, "sanitizers": 8}  # steps of a phase that run side by side, at most
+BESIDE = {"families": 12, "tests": 12, "sanitizers": 12}  # steps of a phase that run side by side, at most
 SANITIZERS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # Families of tools.gpu_driver, as they share a process under a sanitizer.
 FAMILIES = (
@@ -109,7 +109,7 @@ def phases(on_host: bool) -> dict[str, tuple[int, list[Step]]]:
         ],
         "profile": [bench("profile", "denominator", seconds=120, before=ncu)],
     }
-    cores = max(2, (os.cpu_count() or 2) // 2)
+    cores = max(2, (os.cpu_count() or 2) - 2)
     return {name: (min(BESIDE.get(name, 1), cores), one) for name, one in steps.items()}
 
 
@@ -132,9 +132,9 @@ def tool_path(name: str) -> str:
 class Report:
     """Runs steps; what they print goes to files of the folder."""
 
-    def __init__(self, folder: Path, clock: float = TOTAL_SECONDS) -> None:
+    def __init__(self, folder: Path, seconds: float = TOTAL_SECONDS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._end = folder, time.monotonic() + clock
+        self._folder, self._end = folder, time.monotonic() + seconds
         self._environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(
@@ -218,10 +218,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     known = ",".join(phases(on_host=True))
     parser.add_argument("--only", type=some_of(known.split(",")), help=f"of {known}; default: all")
+    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="in all; what is left then is not run")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-report")
     parser.add_argument("--on-host", action="store_true", help="a dry run on a device that is the host")
     options = parser.parse_args(arguments)
-    report = Report(options.out, 10 * DRY_SECONDS if options.on_host else TOTAL_SECONDS)
+    report = Report(options.out, 10 * DRY_SECONDS if options.on_host else options.seconds)
     outcomes, known = [], phases(options.on_host)
     for name in options.only or known:
         beside, steps = known[name]
