@@ -94,7 +94,7 @@ struct BackwardFrame {
 #if SUM_COLUMNS
       memory.prefetched[q] = prefetched;
 #else
-      store(history, shard.pair_base + q, prefetched);
+      store_once(history, shard.pair_base + q, prefetched);
 #endif
       exchange.store(row_of(memory.values, shard.pair_base + q), value);
     }
@@ -112,7 +112,7 @@ struct BackwardFrame {
       for (int i = (end > 0 && r > 0 ? sums.ends[r - 1] : 0) + lane; i < end; i += kTogether)
         add(sum, memory.prefetched[sums.rows[i]]);
       for (int lanes = kTogether / 2; lanes > 0; lanes /= 2) add(sum, shuffle_xor(sum, lanes));
-      if (end > 0 && lane == 0) store(history, shard.pair_base + r - sums.begin, sum);
+      if (end > 0 && lane == 0) store_once(history, shard.pair_base + r - sums.begin, sum);
     }
   }
 
@@ -185,7 +185,7 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
   const long long* group = groups + turns.turn.group * kGroupFields;
   Exchange exchange(take<Arrivals>(free, kArrivals), peers.rank);
   const BackwardMemory memory(group, work, free);
-  BlockShards shards({shard_fields, chunks, segments, arcs, entries, pair_list}, peers, group, free);
+  BlockShards<BACKWARD_METADATA> shards({shard_fields, chunks, segments, arcs, entries, pair_list}, peers, group, free);
   const long long states = group[kStates], frame_rows = group[kPairs] * kSequences, columns = group[kColumns];
   const long long filled = group[kFilledPairs];
   const Value* vector = vectors + group[kVectors];
@@ -221,9 +221,12 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
           frame.total.lane[v] = vector[2 * states + 1];
         }
         for (int s = peers.rank; shards.has(s); s = shards.next(s)) frame.pairs(shards.get(s), memory, exchange);
-        peers.sync(exchange, filled);
+        peers.begin_sync(exchange, filled);
 #if SUM_COLUMNS
         frame.columns(shards.loaded, memory, ColumnSums(column_sums, CLUSTER, peers.rank));
+#endif
+        peers.end_sync(exchange);
+#if SUM_COLUMNS
         __syncthreads();
 #endif
         // What the next frame reads comes while this one sums its arcs.

@@ -143,15 +143,19 @@ struct Exchange {
 #endif
     }
   }
-  // All threads of the cluster; behind it each sees what all have stored, `bytes` in each block, and may store anew what
-  // anybody has read before.
-  __device__ __forceinline__ void end(unsigned bytes) {
-#if ASYNC_STORES && CLUSTER > 1
+  // All threads of the cluster, behind what they have stored, `bytes` in each block; those of a block meet.
+  __device__ __forceinline__ void begin_end(unsigned bytes) const {
     __syncthreads();
+#if ASYNC_STORES && CLUSTER > 1
     if (threadIdx.x == rank)
       arrive_for(arrivals + count % kArrivals, bytes);
     else if (threadIdx.x < CLUSTER)
       arrive_at(arrivals + count % kArrivals, threadIdx.x);
+#endif
+  }
+  // Behind it each sees what all have stored, and may store anew what anybody has read before `begin_end`.
+  __device__ __forceinline__ void end() {
+#if ASYNC_STORES && CLUSTER > 1
     await_arrivals(arrivals + count % kArrivals, count / kArrivals % 2);
     ++count;
 #else

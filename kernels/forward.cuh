@@ -93,7 +93,7 @@ struct ForwardFrame {
       const int scale = Number::scale(total.lane[v], Number::kShift);
       sum.lane[v] = Number::normalize(Number::product(sum.lane[v], Number::scaled(prob.lane[v], scale)));
     }
-    if (history != nullptr) store(history, number, sum);
+    if (history != nullptr) store_once(history, number, sum);
     return sum;
   }
 
@@ -102,17 +102,24 @@ struct ForwardFrame {
     const Arc* arc = shard.arcs + work.first_arc;
     int pair = work.first_pair;
     Row state = zero_row(), sum = zero_row();
+    // The arc and the entry that come next are on their way while these are used.
+    Arc next;
+    Entry entry;
+    if (work.length > 0) next = arc[0], entry = shard.entries[pair];
     for (int k = 0; k < work.length; ++k) {
-      const Arc one = arc[k * CHUNK];
+      const Arc one = next;
+      const bool is_last = k + 1 == work.length;
+      if (!is_last) next = arc[(k + 1) * CHUNK];
       Row row;
       load(row, rows, index_of(one.index));
       add_product(sum, row, one);
       if (ends_pair(one.index)) {
         normalize(sum);
-        sum = close(sum, shard.entries[pair], shard.pair_base + pair);
+        sum = close(sum, entry, shard.pair_base + pair);
         for (int v = 0; v < LANES; ++v) state.lane[v] = Number::sum(state.lane[v], sum.lane[v]);
         sum = zero_row();
         pair += CHUNK;
+        if (!is_last) entry = shard.entries[pair];
       }
     }
     normalize(state);
@@ -200,7 +207,7 @@ ENTRY forward(const long long* groups, const long long* shard_fields, const fsac
   const long long* group = groups + turns.turn.group * kGroupFields;
   Exchange exchange(take<Arrivals>(free, kArrivals), peers.rank);
   const ForwardMemory memory(group, work, free);
-  BlockShards shards({shard_fields, chunks, segments, arcs, entries, nullptr}, peers, group, free);
+  BlockShards<FORWARD_METADATA> shards({shard_fields, chunks, segments, arcs, entries, nullptr}, peers, group, free);
   const long long states = memory.states, frame_rows = group[kPairs] * kSequences, columns = group[kColumns];
   const Value* vector = vectors + group[kVectors];
   const Value leak = LEAK ? Number::from_log(log_leak) : Number::zero();

@@ -81,15 +81,16 @@ struct Turns {
 };
 
 // The shards of the group's table. A block works on those from its rank on, in steps of the peers; the first stays loaded.
+template <int kMetadata>
 struct BlockShards {
-  Shards all;
+  Shards<kMetadata> all;
   Peers peers;
   long long first_shard;
   int shards;
   Shard loaded;
   int loaded_number;
 
-  DEVICE BlockShards(const Shards& all, const Peers& peers, const long long* group, unsigned char*& free)
+  DEVICE BlockShards(const Shards<kMetadata>& all, const Peers& peers, const long long* group, unsigned char*& free)
       : all(all),
         peers(peers),
         first_shard(group[kFirstShard]),

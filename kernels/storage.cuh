@@ -25,8 +25,11 @@
 #ifndef ARCS_ON_CHIP
 #define ARCS_ON_CHIP 1
 #endif
-#ifndef METADATA_ON_CHIP
-#define METADATA_ON_CHIP 0
+#ifndef FORWARD_METADATA
+#define FORWARD_METADATA 0  // of chunks, segments and entries: the first so many are in shared memory too
+#endif
+#ifndef BACKWARD_METADATA
+#define BACKWARD_METADATA 0  // the same of chunks, segments, pairs and entries
 #endif
 #ifndef HELD_CHUNKS
 #define HELD_CHUNKS 0  // of each kind, whose place and length a thread keeps in registers
@@ -109,9 +112,8 @@ DEVICE void copy_rows(Row* to, const Row* from, long long count) {
     copy_piece(reinterpret_cast<Piece*>(to) + i, reinterpret_cast<const Piece*>(from) + i);
 }
 
-// Arcs are what is read most: they stay in shared memory where they fit, and chunks, segments, entries and pairs where these
-// fit beside them (METADATA_ON_CHIP). Else they come from the second-level cache in each frame, since the cluster's barrier
-// empties the first.
+// Arcs are what is read most: they stay in shared memory where they fit, and as many of chunks, segments, pairs and entries
+// as fit beside them. The others are left to the first-level cache, for which everything else makes way: see `store_once`.
 template <typename T>
 DEVICE const T* resident(bool on_chip, unsigned char*& free, const T* from, long long count) {
   if (!on_chip) return from;
@@ -186,7 +188,8 @@ struct Shard {
   }
 };
 
-// The same of all shards, as the host gives them.
+// The same of all shards, as the host gives them. kMetadata: FORWARD_METADATA or BACKWARD_METADATA.
+template <int kMetadata>
 struct Shards {
   const long long* fields;
   const Chunk* chunks;
@@ -208,21 +211,21 @@ struct Shards {
     shard.states = static_cast<int>(field[kShardStates]);
     shard.partial_base = static_cast<int>(field[kPartialBase]);
     shard.arcs = resident(ON_CHIP && ARCS_ON_CHIP, free, arcs + field[kFirstArc], field[kArcs]);
-    const bool others = ON_CHIP && METADATA_ON_CHIP;
     const int count = shard.whole_chunks + shard.part_chunks + shard.split_chunks;
-    shard.chunks = resident(others, free, chunks + field[kFirstChunk], count);
-    shard.segments = resident(others, free, segments + field[kFirstSegment], field[kSegments]);
+    shard.chunks = resident(kMetadata > 0, free, chunks + field[kFirstChunk], count);
+    shard.segments = resident(kMetadata > 1, free, segments + field[kFirstSegment], field[kSegments]);
     shard.pairs = nullptr;
-    if (pairs != nullptr) shard.pairs = resident(others, free, pairs + field[kFirstPair], field[kPairRows]);
+    if (pairs != nullptr) shard.pairs = resident(kMetadata > 2, free, pairs + field[kFirstPair], field[kPairRows]);
     // Without a leak the backward pass reads none.
     shard.entries = nullptr;
     if (LEAK || pairs == nullptr)
-      shard.entries = resident(others, free, entries + field[kFirstEntry], field[kEntries]);
-    if (others) __syncthreads();  // work may be read
+      shard.entries = resident(kMetadata > (pairs == nullptr ? 2 : 3), free, entries + field[kFirstEntry], field[kEntries]);
+    if (kMetadata > 0) __syncthreads();  // work may be read
     // Parts from the last warp on: the first ones have the longest of the whole segments.
     const int warp = warp_of_block(), parts = shard.whole_chunks + shard.part_chunks, last = warps_of_block() - 1;
     shard.start(shard.whole, 0, shard.whole_chunks, warp);
-    shard.start(shard.part, shard.whole_chunks + shard.tile_chunks, parts, last - warp);
+    const int turned = (2 * last + 1 - warp - shard.tile_chunks / 2 % (last + 1)) % (last + 1);  // behind those with tiles
+    shard.start(shard.part, shard.whole_chunks + shard.tile_chunks, parts, turned);
     shard.first_tile = shard.whole_chunks + 2 * (last - warp);
     shard.start(shard.split, parts, count, warp);
     return shard;
@@ -234,6 +237,26 @@ DEVICE void load(Row& row, const Value* rows, long long r) {
   row = *reinterpret_cast<const Row*>(rows + r * kSequences + first_lane());
 }
 DEVICE void store(Value* rows, long long r, const Row& row) { *row_of(rows, r) = row; }
+
+// To global memory, for another kernel: the first-level cache is left to what each frame reads again.
+DEVICE void store_once(Value* rows, long long r, const Row& row) {
+#if defined(__CUDA_ARCH__)
+  unsigned part[sizeof(Row) / 4];
+  memcpy(part, &row, sizeof(Row));
+  Row* const to = row_of(rows, r);
+  if constexpr (sizeof(Row) == 4)
+    asm volatile("st.global.L1::no_allocate.b32 [%0], %1;" ::"l"(to), "r"(part[0]) : "memory");
+  else if constexpr (sizeof(Row) == 8)
+    asm volatile("st.global.L1::no_allocate.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(part[0]), "r"(part[1]) : "memory");
+  else
+    for (unsigned i = 0; i < sizeof(Row) / 4; i += 4)
+      asm volatile("st.global.L1::no_allocate.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(reinterpret_cast<unsigned*>(to) + i),
+                   "r"(part[i]), "r"(part[i + 1]), "r"(part[i + 2]), "r"(part[i + 3])
+                   : "memory");
+#else
+  store(rows, r, row);
+#endif
+}
 
 // The blocks that work on one group: which this one is, and their barrier, after which each sees what the others wrote.
 struct Peers {
@@ -257,8 +280,18 @@ struct Peers {
   }
   // The same at the end of an exchange of rows, of which each block is given so many.
   DEVICE void sync(Exchange& exchange, long long rows) const {
+    begin_sync(exchange, rows);
+    end_sync(exchange);
+  }
+  // In between a block may go on with what its own threads have written.
+  DEVICE void begin_sync(const Exchange& exchange, long long rows) const {
 #if ON_CHIP
-    exchange.end(static_cast<unsigned>(rows * sizeof(Row)));
+    exchange.begin_end(static_cast<unsigned>(rows * sizeof(Row)));
+#endif
+  }
+  DEVICE void end_sync(Exchange& exchange) const {
+#if ON_CHIP
+    exchange.end();
 #else
     sync();
 #endif

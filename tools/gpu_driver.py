@@ -287,7 +287,7 @@ FAMILIES: dict[str, Family] = {
     "cluster of 4": _shared(dense, 16_000, CLUSTER=4),
     "cluster of 8": _shared(dense, 9500, CLUSTER=8),
     "cluster with its metadata": _shared(
-        partial(denominator, 40, 1500), 12_000, CLUSTER=4, METADATA_ON_CHIP=1
+        partial(denominator, 40, 1500), 12_000, CLUSTER=4, FORWARD_METADATA=3
     ),
     "cluster with twins": _shared(twins, 26_000, TILES=1, SUM_COLUMNS=1, ASYNC_STORES=1),
     "teams in memory": _shared(partial(denominator, 1600, 8400), 9500, ON_CHIP=0, CHUNK=1, cooperative=1),

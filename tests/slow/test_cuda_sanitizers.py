@@ -91,7 +91,7 @@ CASES = {
         lambda: shared(40, 1500),
         0.1,
         {"shared_bytes": 12_000, "multiprocessors": 1},
-        {"ON_CHIP": {1}, "KIND": {0, 2}, "METADATA_ON_CHIP": {1}},
+        {"ON_CHIP": {1}, "KIND": {0, 2}, "FORWARD_METADATA": {3}, "BACKWARD_METADATA": {4}},
     ),
     "a cluster with its chunks in registers": Case(
         lambda: shared(80, 600),

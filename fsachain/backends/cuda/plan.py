@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +51,7 @@ GROUP = fields_of(
 OF_GROUP = ("probs", "history", "state", "work")  # fields of a group that say where its values begin
 FIRST_OF_GROUP = list(GROUP.fields or ()).index("probs")
 
-# Where there is room: a barrier of a cluster empties the first-level cache, from which metadata would come else.
+# Where there is room: what is left of the first-level cache beside so much shared memory holds little.
 METADATA_ON_CHIP = True
 # Blocks of a cluster hand on values without its barrier, which waits for stores to global memory too.
 ASYNC_STORES = True
@@ -60,7 +59,7 @@ ASYNC_STORES = True
 SUM_COLUMNS = True
 # Sums of two states with the same arcs, side by side in a thread, which reads each alpha or beta once.
 TILES = True
-HELD_CHUNKS = 0  # of each kind, whose place and length a thread keeps in registers
+HELD_CHUNKS = 1  # of each kind, whose place and length a thread keeps in registers
 SPREAD = True  # see `Division`
 PARTIALS = ("forward_partials", "backward_partials")
 MAX_LANES = 4
@@ -78,7 +77,7 @@ class Plan(NamedTuple):
 
     on_chip: values in shared memory, else in global memory. cluster: blocks of a cluster, 1 in memory. threads: of a block.
     arcs_on_chip: arcs in shared memory too. max_lanes: sequences of a thread at most. chunk: segments of a chunk.
-    metadata_on_chip: chunks, segments, entries and pairs in shared memory as well. async_stores: see cluster.cuh.
+    forward_metadata, backward_metadata: see storage.cuh. async_stores: see cluster.cuh.
     sum_columns: see `layout.with_column_sums`. held_chunks, tiles: see storage.cuh.
     """
 
@@ -88,7 +87,8 @@ class Plan(NamedTuple):
     arcs_on_chip: bool
     max_lanes: int
     chunk: int
-    metadata_on_chip: bool = False
+    forward_metadata: int = 0
+    backward_metadata: int = 0
     async_stores: bool = False
     sum_columns: bool = False
     held_chunks: int = 0
@@ -229,21 +229,20 @@ def shared_bytes(sizes: npt.NDArray[Any], plan: Plan, kind: int, arc: Any, lanes
         + sizes["backward_partials"]
         + both
     )
-    row, arrays = VALUE_BYTES[kind] * lanes, (12 if plan.metadata_on_chip else 8) * 16
-    arcs = arc if plan.arcs_on_chip else 0
-    passes = forward * row + sizes["forward_arcs"] * arcs, backward * row + sizes["backward_arcs"] * arcs
-    if not plan.metadata_on_chip:
-        return arrays + np.maximum(*passes)
-    entry, pairs = ENTRY_BYTES[kind], sizes["max_shard_pairs"]
-    read_forward = (
-        CHUNK_BYTES * sizes["forward_chunks"] + SEGMENT_BYTES * sizes["forward_segments"] + entry * pairs
+    row, arcs, entry = VALUE_BYTES[kind] * lanes, arc if plan.arcs_on_chip else 0, ENTRY_BYTES[kind]
+    chunks, segments = (
+        [size * sizes[f"{direction}_{name}"] for direction in ("forward", "backward")]
+        for name, size in (("chunks", CHUNK_BYTES), ("segments", SEGMENT_BYTES))
     )
-    read_backward = (
-        CHUNK_BYTES * sizes["backward_chunks"]
-        + (SEGMENT_BYTES + entry) * sizes["backward_segments"]
-        + PAIR_BYTES * pairs
+    pairs = sizes["max_shard_pairs"]
+    metadata = (
+        [chunks[0], segments[0], entry * pairs][: plan.forward_metadata],
+        [chunks[1], segments[1], PAIR_BYTES * pairs, entry * sizes["backward_segments"]][: plan.backward_metadata],
     )
-    return arrays + np.maximum(passes[0] + read_forward, passes[1] + read_backward)
+    return 12 * 16 + np.maximum(
+        forward * row + sizes["forward_arcs"] * arcs + sum(metadata[0]),
+        backward * row + sizes["backward_arcs"] * arcs + sum(metadata[1]),
+    )
 
 
 def plan_shared(table: TransitionTable, limits: Limits, kind: int, arc: int) -> PlannedTables:
@@ -294,15 +293,21 @@ def _on_chip(table: TransitionTable, cluster: int, tiles: bool) -> tuple[Plan, L
 
 
 def _with_most_lanes(plan: Plan, layout: Layout, kind: int, arc: int, limits: Limits) -> PlannedTables | None:
-    """With 4, 2 or 1 sequences of a thread, as many as shared memory holds, and metadata if it holds these too; or None."""
-    choices = (True, False) if METADATA_ON_CHIP and plan.cluster > 1 else (False,)
-    most = [lanes for lanes in (4, 2, 1) if lanes <= MAX_LANES]
-    for lanes, metadata in product(most, choices):
-        planned = plan._replace(max_lanes=lanes, metadata_on_chip=metadata)
-        tables = PlannedTables(planned, (layout,))
-        if tables.shared_bytes(kind, arc, lanes) <= limits.shared_bytes:
-            return tables
-    return None
+    """With 4, 2 or 1 sequences of a thread, as many as shared memory holds, and metadata as far as it holds these too; or None."""
+
+    def fits(planned: Plan) -> bool:
+        taken = shared_bytes(layout.sizes, planned, kind, arc, planned.max_lanes)
+        return bool(taken.max() <= limits.shared_bytes)
+
+    found = [plan._replace(max_lanes=lanes) for lanes in (4, 2, 1) if lanes <= MAX_LANES]
+    best = next(filter(fits, found), None)
+    if best is None:
+        return None
+    if METADATA_ON_CHIP and plan.cluster > 1:
+        for name, arrays in (("forward_metadata", 3), ("backward_metadata", 4)):
+            more = [best._replace(**{name: count}) for count in range(arrays, -1, -1)]
+            best = next(filter(fits, more))
+    return PlannedTables(best, (layout,))
 
 
 def in_memory(tables: Sequence[TransitionTable], across: int) -> tuple[Plan, Division]:
