@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tolerances
 import torch
 from device_arrays import needs_host_compiler
 
@@ -50,9 +51,28 @@ def test_a_result_that_differs_from_the_carried_values_is_told_and_not_timed(val
     case, bench = MAKERS[table](workloads.seeded(TINY), TINY)[0], gpu_report.Bench(TINY, CPU, values)
     assert case.compare(values / case.file, CPU)[0] <= 1.0
     wrong = replace(case, loss=lambda scores: 1.001 * case.loss(scores))
-    assert not gpu_report.attempted("a row", lambda: bench.rows(wrong))
+    assert not bench.rows(wrong)
     lines = [told(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["ok"] for line in lines] == [False, False] and "not timed" in lines[1]["detail"]
+
+
+def test_a_row_that_fails_takes_no_other_with_it(values, monkeypatch, capsys):
+    case, bench = MAKERS["transducer"](workloads.seeded(TINY), TINY)[0], gpu_report.Bench(TINY, CPU, values)
+    monkeypatch.setattr(bench, "_peak", lambda call: 1 / 0)
+    assert not bench.rows(case)
+    lines = {line["item"]: line["ok"] for line in map(told, capsys.readouterr().out.splitlines()) if line}
+    assert [lines[f"{case.name}{what}"] for what in ("", ": memory", ": host")] == [True, False, True]
+
+
+def test_peers_in_plain_torch_have_our_losses_and_gradients():
+    cases = [case for table in ("loss", "ctc") for case in MAKERS[table](workloads.seeded(TINY), TINY)]
+    for case in cases:
+        scores = case.scores(CPU)
+        ours, right = case.step(scores).detach(), scores.grad
+        for name, peer in case.peers.items():
+            theirs = replace(case, loss=peer).step(scores).detach()
+            assert np.allclose(ours, theirs, rtol=tolerances.FEW_FLOAT32_TERMS, atol=0), name
+            assert np.allclose(right, scores.grad, rtol=0, atol=tolerances.PEER_CTC_GRADIENT), name
 
 
 def test_a_step_that_hangs_keeps_what_it_told_and_the_next_one_runs(tmp_path):

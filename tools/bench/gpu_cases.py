@@ -17,6 +17,7 @@ import torch
 
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
+from fsachain.denominator import DenominatorGraph
 from fsachain.fsa import Fsa
 from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss
@@ -24,9 +25,10 @@ from fsachain.loss.rnnt import rnnt_loss
 from fsachain.loss.total import total_log_prob
 from fsachain.table import compile_table
 from tests import tolerances
+from tools.bench.gpu_peers import EagerLFMMI
+from tools.bench.gpu_training import PRECISIONS, steps
 from tools.bench.timing import Call, Target
 from tools.bench.workloads import (
-    FLOAT,
     GRAPHS,
     LEAK,
     THIRD,
@@ -34,6 +36,9 @@ from tools.bench.workloads import (
     Sizes,
     Work,
     Workloads,
+    connected,
+    ctc_graph,
+    large_denominator,
     left_to_right,
     packed,
     random_scores,
@@ -62,6 +67,8 @@ class Case:
         unit: how large gradients may be.
         parts: the same sequence by sequence, for a host without room for all in float64.
         rotates: there is room for several inputs.
+        unseen: makes the same loss with graphs that no device has seen, laid out beforehand or not.
+        within: steps of a training on a device, with this loss and with a trivial one, by the precision of the network.
     """
 
     name: str
@@ -76,6 +83,8 @@ class Case:
     unit: float = 1.0
     parts: Callable[[], Iterator[Case]] | None = None
     rotates: bool = True
+    unseen: Callable[[bool], Loss] | None = None
+    within: Mapping[str, Callable[[torch.device], dict[str, Call]]] = field(default_factory=dict)
 
     @property
     def file(self) -> str:
@@ -139,12 +148,14 @@ class Case:
             exact = dict(archive)
         if not np.array_equal(exact.pop("arrays"), self.check_sum()):
             raise ValueError(f"{path.name} is for other scores: this machine's numpy draws other numbers")
-        worst = 0.0, "nothing"
-        for name, ours in self.sums(self.scores(device)).items():
+        worst, scores = (0.0, "nothing"), self.scores(device)
+        # A gradient in the type of the scores is rounded to it.
+        rounding = tolerances.ELEMENT_ROUNDING.get(str(scores.dtype).removeprefix("torch."), 0.0)
+        for name, ours in self.sums(scores).items():
             right = exact[name]
             allowed = tolerances.LOG_PROB_RELATIVE * np.maximum(tolerances.LOG_PROB_FLOOR, np.abs(right))
             if name != "loss":
-                allowed = tolerances.OCCUPANCY * (self.unit + np.abs(right))
+                allowed = max(tolerances.OCCUPANCY, rounding) * (self.unit + np.abs(right))
             away = np.abs(ours - right) / allowed
             ratio = np.inf if np.isnan(away).any() else float(away.max(initial=0.0))
             worst = max(worst, (ratio, name))
@@ -194,11 +205,19 @@ def numerators(work: Workloads, sizes: Sizes) -> list[Case]:
     """Seeded: chains with a self-loop on each state, of which every second may be left out."""
     (size, frames, states), num_pdfs = sizes.numerators, sizes.numerator_pdfs
     generator, skips = np.random.default_rng(5), np.arange(states - 1) % 2 == 1
-    chains = [generator.integers(0, num_pdfs, states - 1) for _ in range(size)]
-    batch = packed((left_to_right(pdfs, skips, THIRD, 1) for pdfs in chains), num_pdfs)
+
+    def drawn() -> TableBatch:
+        chains = [generator.integers(0, num_pdfs, states - 1) for _ in range(size)]
+        return packed((left_to_right(pdfs, skips, THIRD, 1) for pdfs in chains), num_pdfs)
+
+    def unseen(laid_out: bool) -> Loss:
+        batch = drawn()
+        return partial(total_log_prob, batch.lay_out() if laid_out else batch)
+
+    batch = drawn()
     name = f"numerators, B {size}, T {frames}, {batch.table(0).num_arcs} arcs"
     return [
-        _recursion(name, batch, frames, target=Target(3.0, "ms")),
+        _recursion(name, batch, frames, target=Target(3.0, "ms"), unseen=unseen),
         _best_paths(name, batch, frames),
     ]
 
@@ -238,39 +257,78 @@ def bigram_denominator(units: int) -> Fsa:
     return Fsa(num_states, src, dst, pdf, log_prob, np.zeros(num_states))
 
 
+def large_graphs(work: Workloads, sizes: Sizes) -> list[Case]:
+    """With Kaldi's leak: den10k, and a random graph as large as any."""
+    *_, size, _ = sizes.large
+    *shape, few, frames = sizes.largest
+    large, largest = large_denominator(work.folder, sizes), DenominatorGraph(connected(*shape), shape[2])
+    cases = ("den10k", large, size, sizes.large_frames), ("random", largest, few, frames)
+    return [
+        _recursion(
+            f"{name}, {graph.fsa.num_states} states, B {size}, T {frames}, leaky",
+            graph.batch(size),
+            frames,
+            LEAK,
+        )
+        for name, graph, size, frames in cases
+    ]
+
+
 # Losses.
 
 
 def whole_loss(work: Workloads, sizes: Sizes) -> list[Case]:
     graph, size, frames = work.denominator, sizes.loss, sizes.frames
     batch, lengths = work.numerator_batch(graph.num_pdfs, size), torch.full((size,), frames)
-    loss = LFMMILoss(graph, leaky_hmm_coefficient=LEAK)
+    loss, shape = LFMMILoss(graph, leaky_hmm_coefficient=LEAK), (size, frames, graph.num_pdfs)
     case = _recursion(f"LFMMILoss, B {size}, T {frames}", graph.batch(size), frames, target=Target(3.0, "ms"))
-    return [replace(case, loss=lambda scores: loss(scores, lengths, batch), unit=1.0 / (size * frames))]
+
+    def of_scores(scores: torch.Tensor) -> torch.Tensor:
+        return loss(scores, lengths, batch)
+
+    eager = EagerLFMMI(graph.table, batch.tables, graph.num_pdfs, LEAK)
+    within = {kind: partial(steps, of_scores, shape, sizes.network, kind) for kind in PRECISIONS}
+    unit = 1.0 / (size * frames)
+    return [replace(case, loss=of_scores, unit=unit, peers={"eager torch": eager}, within=within)]
 
 
 def ctc(work: Workloads, sizes: Sizes) -> list[Case]:
-    """Of logits [N, T, C], log-softmax included; beside torch's loss and cuDNN's."""
-    frames, classes, targets = sizes.frames, sizes.labels, torch.from_numpy(work.targets)
-    size, labels = targets.shape
+    """Beside torch's loss and cuDNN's, which takes at most 255 labels."""
+    size, frames, classes, labels = sizes.long_ctc
+    targets = np.random.default_rng(10).integers(1, classes, (size, labels))
+    return [
+        ctc_case(work.targets, sizes.frames, sizes.labels, Target(0.4, "ms")),
+        ctc_case(targets, frames, classes, Target(0.5, "ms")),
+    ]
+
+
+def ctc_case(labels: Ints, frames: int, classes: int, target: Target) -> Case:
+    """Of logits [N, T, C], log-softmax included, and labels [N, U]."""
+    targets = torch.from_numpy(labels)
+    size, count = targets.shape
     on = cache(targets.to)
 
     def ours(logits: torch.Tensor) -> torch.Tensor:
-        lengths = [torch.full((size,), count) for count in (frames, labels)]
+        lengths = [torch.full((size,), number) for number in (frames, count)]
         given = logits.transpose(0, 1), on(logits.device), *lengths
         return ctc_loss(*given, reduction="none", inputs="logits")
 
     def theirs(logits: torch.Tensor, integer: torch.dtype) -> torch.Tensor:
         """Targets as int32 on the host, all in a row, are what cuDNN's takes."""
-        lengths = [torch.full((size,), count, dtype=integer) for count in (frames, labels)]
+        lengths = [torch.full((size,), number, dtype=integer) for number in (frames, count)]
         given = targets.to(integer).flatten() if integer == torch.int32 else on(logits.device)
         log_probs = logits.log_softmax(2).transpose(0, 1)
+        wanted = integer == torch.int32
+        if logits.is_cuda and torch._use_cudnn_ctc_loss(log_probs, given, *lengths, 0) != wanted:
+            raise ValueError(
+                f"torch takes {'its own' if wanted else 'the'} CTC loss{'' if wanted else ' of cuDNN'}"
+            )
         return torch.nn.functional.ctc_loss(log_probs, given, *lengths, reduction="none")
 
-    name = f"CTC, B {size}, T {frames}, U {labels}, V {classes}"
-    case = _recursion(name, packed(work.ctc, classes), frames, target=Target(0.4, "ms"))
+    name = f"CTC, B {size}, T {frames}, U {count}, V {classes}"
+    case = _recursion(name, packed(map(ctc_graph, labels), classes), frames, target=target)
     peers = {"torch": partial(theirs, integer=torch.int64), "cuDNN": partial(theirs, integer=torch.int32)}
-    return [replace(case, loss=ours, peers=peers)]
+    return replace(case, loss=ours, peers=peers)
 
 
 # Transducers: shapes of LibriSpeech's utterances, our loss and torchaudio's.
@@ -280,12 +338,13 @@ PASSES = 3  # over the logits: they are read once each way, and the gradient is 
 
 
 class Batch(NamedTuple):
-    """Utterances that are one batch: frames, labels [N], classes, targets [N, U]."""
+    """Utterances that are one batch: frames, labels [N], classes, targets [N, U], type of the logits."""
 
     frames: Ints
     labels: Ints
     classes: int
     on: Callable[[torch.device], torch.Tensor]  # targets where they are wanted, brought there once
+    dtype: torch.dtype = torch.float32
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
@@ -295,13 +354,13 @@ class Batch(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """Of the logits, padding included."""
-        return FLOAT * int(np.prod(self.shape))
+        return self.dtype.itemsize * int(np.prod(self.shape))
 
     @property
     def work(self) -> Work:
         """What loss and gradient must do at least: two arcs a node, and three passes over rows that are no padding."""
         nodes = int((self.frames * (self.labels + 1)).sum())
-        return Work(2 * nodes, PASSES * FLOAT * self.classes * nodes)
+        return Work(2 * nodes, PASSES * self.dtype.itemsize * self.classes * nodes)
 
 
 def utterances(most: int, seeded: bool = False) -> Ints:
@@ -334,6 +393,12 @@ def sorted_batch(shapes: Ints, num_frames: int, classes: int) -> Batch:
     while first + count < len(ordered) and (count + 1) * ordered[first + count, 0] <= num_frames:
         count += 1
     return _batch(ordered[first : first + count], classes)
+
+
+def batch_of_length(shapes: Ints, frames: int, size: int, classes: int, dtype: torch.dtype) -> Batch:
+    """The first utterances of those nearest to so many frames."""
+    nearest = np.argsort(np.abs(shapes[:, 0] - frames), kind="stable")[:size]
+    return _batch(shapes[nearest], classes)._replace(dtype=dtype)
 
 
 def _batch(shapes: Ints, classes: int) -> Batch:
@@ -375,6 +440,17 @@ def transducer(work: Workloads, sizes: Sizes) -> list[Case]:
     return cases
 
 
+def half_transducer(work: Workloads, sizes: Sizes) -> list[Case]:
+    """`rnnt_loss` in place of bfloat16 logits; torchaudio's takes none."""
+    size, frames, classes = sizes.spoken
+    shapes = utterances(sizes.utterances[2], seeded=work.folder is None)
+    batch = batch_of_length(shapes, frames, size, classes, torch.bfloat16)
+    shape = "B {}, T {}, U {}".format(*np.subtract(batch.shape[:3], (0, 0, 1)))
+    memory = Target(round(1.05e-9 * batch.num_bytes, 6), "GB")
+    case = transducer_case(f"rnnt_loss, bfloat16, V {classes}: {shape}", batch)
+    return [replace(case, target=Target(2.0, "ms"), memory=memory)]
+
+
 def transducer_case(name: str, batch: Batch) -> Case:
     """Logits are sums of what a frame says and what the labels so far say, as before the joiner of a simple network."""
     size, frames, positions, classes = batch.shape
@@ -385,13 +461,16 @@ def transducer_case(name: str, batch: Batch) -> Case:
         return [generator.standard_normal(shape, dtype=np.float32) for shape in shapes]
 
     def combine(of_frames: torch.Tensor, of_labels: torch.Tensor) -> torch.Tensor:
-        return of_frames.unsqueeze(2) + of_labels.unsqueeze(1)
+        # Sums of float32, then rounded: the same on any device.
+        return (of_frames.unsqueeze(2) + of_labels.unsqueeze(1)).to(batch.dtype)
 
     def parts() -> Iterator[Case]:
         of_frames, of_labels = arrays()
         for n, (t, u) in enumerate(zip(batch.frames, batch.labels, strict=True)):
             one, targets = slice(n, n + 1), batch.on(torch.device("cpu"))
-            alone = Batch(batch.frames[one], batch.labels[one], classes, cache(targets[one, :u].to))
+            alone = Batch(
+                batch.frames[one], batch.labels[one], classes, cache(targets[one, :u].to), batch.dtype
+            )
             own = of_frames[one, :t], of_labels[one, : u + 1]
             yield Case(
                 name, lambda own=own: own, partial(transducer_loss, alone), alone.work, combine=combine
@@ -408,4 +487,6 @@ MAKERS: dict[str, Callable[[Workloads, Sizes], list[Case]]] = {
     "ctc": ctc,
     "bigram": bigram,
     "transducer": transducer,
+    "bfloat16": half_transducer,
+    "large": large_graphs,
 }

@@ -27,6 +27,7 @@ from tools.bench.timing import (
     Clock,
     Comparison,
     Row,
+    Target,
     Times,
     by_the_clock,
     seconds_of,
@@ -40,6 +41,8 @@ VALUES, TINY_VALUES = CARRIED / "values", CARRIED / "tiny"
 # Rounds, and what two events of a device must be apart: calls are repeated until they take as long.
 TURNS: dict[str, Any] = {"rounds": (5, 50), "least": 2e-3}
 HOST_CALLS = 20
+UNSEEN = 10  # batches
+MOST_SHARE = Target(10.0, "%")
 
 # What `--variant` changes: one thing of the plans, all else as it is, so that the rows of two runs tell what that is worth.
 VARIANTS = {
@@ -81,8 +84,14 @@ def run(work: Workloads, sizes: Sizes, values: Path, device: torch.device, names
     print(f"{work.source}; {bench.rates}\n{HEADER}")
     failed = False
     for name in names:
-        for case in MAKERS[name](work, sizes):
-            failed |= not attempted(case.name, partial(bench.rows, case))
+        try:
+            cases = MAKERS[name](work, sizes)
+        except Exception as error:
+            tell(name, False, f"{type(error).__name__}: {error}")
+            failed = True
+            continue
+        well = [bench.rows(case) for case in cases]
+        failed |= not all(well)
     return int(failed)
 
 
@@ -156,30 +165,78 @@ class Bench:
         self.clock = by_events if device.type == "cuda" else by_the_clock
         self.rates = measure_rates(device, self.clock, sizes)
 
-    def rows(self, case: Case) -> None:
-        """Of one case: compared, timed, then beside others, whose failures are theirs."""
+    def rows(self, case: Case) -> bool:
+        """Whether all our rows of a case are there: compared, timed, then beside others, whose failures are theirs.
+
+        A row that fails takes no other with it, but for the comparison: what is wrong, or cannot be told, is not timed.
+        """
+        try:
+            call = self._checked(case)
+        except Exception as error:
+            tell(case.name, False, f"{type(error).__name__}: {error}")
+            return False
+        jobs: dict[str, Callable[[], Any]] = {"": partial(self._whole, case, call)}
+        if case.memory:
+            jobs[": memory"] = partial(self._memory, case, call)
+        jobs[": host"] = lambda: _tell_row(Row(f"{case.name}: host", times=self._until_it_returns(call)))
+        if self.device.type == "cuda" and case.trains:
+            jobs[": replay"] = partial(self._replayed, case)
+        if case.unseen:
+            jobs[": unseen"] = partial(self._unseen, case, False)
+            jobs[": unseen, laid out"] = partial(self._unseen, case, True)
+        for precision, make in case.within.items():
+            jobs[f": share of a TDNN-F's step, {precision}"] = partial(self._share, case, precision, make)
+        well = [attempted(f"{case.name}{what}", job) for what, job in jobs.items()]
+        for name, loss in case.peers.items():
+            title = f"{case.name}: {name}"
+            attempted(title, partial(self._beside, title, call, replace(case, loss=loss)))
+        return all(well)
+
+    def _checked(self, case: Case) -> Call:
+        """A call of a case whose results are those of float64."""
         ratio, what = case.compare(self.values / case.file, self.device)
         tell(f"{case.name}: values", ratio <= 1.0, f"{what}: {ratio:.2g} of what is allowed")
         if ratio > 1.0:
             raise ValueError(
                 f"{what} differs from the float64 values by {ratio:.2g} of what is allowed: not timed"
             )
-        call, evaluations = case.call(self.device), case.work.evaluations
+        return case.call(self.device)
+
+    def _whole(self, case: Case, call: Call) -> None:
         times = self._taken(call)
-        limit = self.rates.against(times, case.work)
-        _tell_row(
-            Row(case.name, times=times, evaluations=evaluations, comparisons=(limit,), target=case.target)
+        limit = (self.rates.against(times, case.work),)
+        evaluations = case.work.evaluations
+        _tell_row(Row(case.name, times=times, evaluations=evaluations, comparisons=limit, target=case.target))
+
+    def _memory(self, case: Case, call: Call) -> None:
+        peak = {"GB": self._peak(call) * 1e-9}
+        _tell_row(Row(f"{case.name}: memory", figures=peak, target=case.memory))
+
+    def _replayed(self, case: Case) -> None:
+        times = self._taken(self._graph(case))
+        _tell_row(Row(f"{case.name}: replay", times=times, evaluations=case.work.evaluations))
+
+    def _unseen(self, case: Case, laid_out: bool) -> None:
+        """Calls with graphs that are new to the device, until they return and until it is done; the first is not counted."""
+        assert case.unseen is not None
+        scores, host, whole = case.scores(self.device), [], []
+        for _ in range(1 + UNSEEN):
+            call = partial(replace(case, loss=case.unseen(laid_out)).step, scores)
+            whole.append(self.clock("", lambda call=call: host.append(seconds_of(call)), 1))
+        name = f"{case.name}: unseen{', laid out' if laid_out else ''}"
+        _tell_row(Row(name, times=Times(tuple(whole[1:]))))
+        _tell_row(Row(f"{name}: host", times=Times(tuple(host[1:]))))
+
+    def _share(self, case: Case, precision: str, make: Callable[[torch.device], dict[str, Call]]) -> None:
+        """What a step of a training takes more than the same with a trivial loss."""
+        both = take_turns(make(self.device), self.seconds, self.clock, **TURNS)
+        ratio = both["trivial"].over(both["whole"])
+        name, share = (
+            f"{case.name}: share of a TDNN-F's step, {precision}",
+            {"%": 100.0 * (1.0 - ratio.median)},
         )
-        if case.memory:
-            peak = {"GB": self._peak(call) * 1e-9}
-            _tell_row(Row(f"{case.name}: memory", times=times, figures=peak, target=case.memory))
-        _tell_row(Row(f"{case.name}: host", times=self._until_it_returns(call)))
-        if self.device.type == "cuda" and case.trains:
-            replayed = self._taken(self._graph(case))
-            _tell_row(Row(f"{case.name}: replay", times=replayed, evaluations=evaluations))
-        for name, loss in case.peers.items():
-            title = f"{case.name}: {name}"
-            attempted(title, partial(self._beside, title, call, replace(case, loss=loss)))
+        comparison = Comparison("trivial / whole", ratio)
+        _tell_row(Row(name, times=both["whole"], comparisons=(comparison,), figures=share, target=MOST_SHARE))
 
     def _taken(self, call: Call) -> Times:
         return take_turns({"": call}, self.seconds, self.clock, **TURNS)[""]

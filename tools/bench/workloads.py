@@ -57,6 +57,14 @@ class Sizes:
     loss: int = 128
     bigram: tuple[int, int, int] = (500, 64, 500)
     utterances: tuple[int, int, int] = (30, 10_000, 1000)
+    # Sequences, frames, classes and labels of a long CTC; utterances of so many frames with so many classes in bfloat16;
+    # frames of den10k (`large`); states, arcs, pdfs, sequences and frames of the largest graph; channels and bottleneck of
+    # a TDNN-F.
+    long_ctc: tuple[int, int, int, int] = (32, 1024, 128, 96)
+    spoken: tuple[int, int, int] = (32, 375, 1024)
+    large_frames: int = 150
+    largest: tuple[int, int, int, int, int] = (1_000_000, 2_000_000, 3000, 16, 50)
+    network: tuple[int, int] = (1536, 160)
     copy_bytes: int = 1 << 30
     product_side: int = 8192
 
@@ -65,7 +73,8 @@ TINY = Sizes(
     batch_sizes=(1, 3), sequences=3, frames=12, long=(3, 10), packed=5, large=(10, 40, 6, 3, 30), states=10, arcs=40,
     pdfs=6, numerator_states=8, numerator_pdfs=20, labels=9, label_length=4, transducer=(2, 6, 3, 20),
     growth=((5, 20), (30, 60), (2, 8)), seconds=0.0, numerators=(2, 12, 9), loss=3, bigram=(4, 2, 10),
-    utterances=(2, 90, 40), copy_bytes=1 << 16, product_side=16,
+    utterances=(2, 90, 40), long_ctc=(2, 14, 7, 3), spoken=(2, 20, 12), large_frames=8, largest=(30, 60, 6, 2, 9),
+    network=(8, 4), copy_bytes=1 << 16, product_side=16,
 )  # fmt: skip
 
 
