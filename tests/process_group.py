@@ -27,12 +27,17 @@ class Group:
     Args:
         size: number of processes.
         timeout: of their world, in seconds.
+        on_one_gpu: each takes itself for the only one of a machine, and so the first GPU; NCCL, which refuses two processes
+            of one machine on one GPU, is told the same, and sends through the loopback interface. They are not forked, which
+            CUDA does not survive.
     """
 
-    def __init__(self, size, timeout=TIMEOUT):
-        modules = os.pathsep.join(sys.path)  # where the fork server finds those of the tests
-        with patch.dict(os.environ, PYTHONPATH=modules):
-            forkserver.ensure_running()
+    def __init__(self, size, timeout=TIMEOUT, on_one_gpu=False):
+        context = multiprocessing.get_context("spawn") if on_one_gpu else _context
+        if not on_one_gpu:
+            modules = os.pathsep.join(sys.path)  # where the fork server finds those of the tests
+            with patch.dict(os.environ, PYTHONPATH=modules):
+                forkserver.ensure_running()
         # The store lives here, as it lives in torchrun's own process: no port has to be guessed.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._connections: list[Connection] = []
@@ -49,8 +54,11 @@ class Group:
                 "TORCHELASTIC_RESTART_COUNT": "0",
                 "GLOO_SOCKET_IFNAME": "lo",
             }
-            here, there = _context.Pipe()
-            process = _context.Process(target=_serve, args=(there, environment, timeout), daemon=True)
+            if on_one_gpu:
+                alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NCCL_HOSTID": f"machine {rank}"}
+                environment |= alone | {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, environment, timeout), daemon=True)
             process.start()
             there.close()
             self._connections.append(here)

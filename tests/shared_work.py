@@ -196,7 +196,7 @@ def train(world, plan):
     except StoppedError as error:
         return Ended(str(error), loss.seen)
     return Trained(
-        {name: value.clone() for name, value in trainer.model.state_dict().items()},
+        {name: value.to("cpu", copy=True) for name, value in trainer.model.state_dict().items()},
         list(result.epochs),
         result.dev,
         loss.seen,

@@ -20,6 +20,7 @@ FLOAT32_ROUNDING = 1e-7  # float32 values below one that differ by a rounding, a
 FEW_ROUNDINGS = 1e-6  # a mean of thousands of float32 values that is summed in parts, relative
 SHARED_GRADIENT = 1e-5  # a step shared by several processes against one process, relative
 SHARED_TRAINING = 5e-5  # float32 parameters below ten after nine such steps with momentum, absolute
+DEVICE_TRAINING = 1e-3  # the same parameters, and objectives per frame, on a GPU against the host, absolute
 BFLOAT16_LOSS = 3e-2  # of a small network of three layers against float32: two to three digits, relative
 FLOAT32_GRADIENT = 1e-6  # of a transducer's loss by a logit: a few float32 numbers below two, absolute
 ELEMENT_ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # of a number that is stored so, relative

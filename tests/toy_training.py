@@ -139,13 +139,12 @@ def new_trainer(directory, numerators, **options):
     return Trainer(ToyModel(), ToyLoss(), config(**options), directory, numerators=numerators)
 
 
-def lfmmi_trainer(directory, numerators, **options):
+def lfmmi_trainer(directory, numerators, world=None, **options):
     """The real network and the real loss."""
     loss = LFMMILoss(any_pdf(), l2_regularize=1e-4, xent_regularize=0.1)
     torch.manual_seed(5)
-    return Trainer(
-        tdnnf(), loss, config(**{"checkpoint_every": 2, **options}), directory, numerators=numerators
-    )
+    settings = config(**{"checkpoint_every": 2, **options})
+    return Trainer(tdnnf(), loss, settings, directory, numerators=numerators, world=world)
 
 
 def tdnnf(dropout=0.0):
