@@ -50,7 +50,7 @@ VARIANTS = {
     "blocks meet at the cluster's barrier": ("ASYNC_STORES", False),
     "occupancies summed by a kernel of their own": ("SUM_COLUMNS", False),
     "each state by itself": ("TILES", False),
-    "work of a thread in registers": ("HELD_CHUNKS", 1),
+    "work of a thread read anew": ("HELD_CHUNKS", 0),
     "arcs in their own order": ("SPREAD", False),
     "at most 2 sequences of a thread": ("MAX_LANES", 2),
 }
