@@ -16,6 +16,8 @@ namespace fsachain {
 
 static const int kTile = 32;
 static const int kTileFrames = kTile / kSequences;  // a tile's rows: so many frames of a group's sequences
+static const int kReaders = 8;                      // warps of a block that reads frames
+static const int kOwnRows = kTile / kReaders;       // of a warp
 
 // What the scores of one frame of one sequence need; joined over the lanes of a warp.
 struct Extent {
@@ -61,12 +63,24 @@ DEVICE Value probability(double y, double offset) {
   const Wide::Value x = wide_exp(static_cast<float>(y));
   return x.m * power_of_two(max(x.e - static_cast<int>(offset), -127));
 }
-#elif KIND == 1
-DEVICE double offset_of(double) { return 0.0; }
-DEVICE Value probability(double y, double) { return wide_exp(static_cast<float>(y)); }
-#else
+#elif KIND == 2
 DEVICE double offset_of(double largest) { return largest == -infinity() ? 0.0 : largest; }
 DEVICE Value probability(double y, double offset) { return y - offset; }
+#endif
+
+#if KIND == 1
+// What a warp has seen of a row, beside its probabilities: they need no offset, so that scores are read once.
+struct Seen {
+  float limit;      // of |score|, in powers of two
+  float magnitude;  // likewise; infinite where a score is illegal, which no finite one gets
+
+  DEVICE Value probability(float y) {
+    const bool is_finite = y - y == 0.0f;
+    const float own = is_finite ? fminf(fabsf(y) * 1.4426950f, 3.4e38f) : y < 0.0f ? 0.0f : infinity();
+    magnitude = fmaxf(magnitude, own);
+    return own <= limit ? wide_exp(y) : Wide::zero();
+  }
+};
 #endif
 
 // Powers of two that a sequence of so many frames may gain or lose in one, so that no wide product comes near Wide::kZero.
@@ -92,7 +106,7 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
   pdfs += group[kFirstColumn];
 
   unsigned char* free = shared_memory;
-  double* row_offset = take<double>(free, kTile);
+  [[maybe_unused]] double* row_offset = take<double>(free, kTile);
   int* row_number = take<int>(free, kTile);  // the sequence, or -1 where there is nothing to read
   Value* tile = take<Value>(free, kTile * (kTile + 1));
   bool any = false;
@@ -106,7 +120,14 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
   }
   if (!__syncthreads_or(any)) return;
 
-  for (int row = warp_of_block(); row < kTile; row += warps_of_block()) {
+#if KIND == 1
+  Seen seen[kOwnRows];
+  for (int k = 0; k < kOwnRows; ++k) {
+    const int row = warp_of_block() + k * kReaders;
+    seen[k] = {max_growth(max(lengths[index * kSequences + row % kSequences], 0), group[kGrowth]), 0.0f};
+  }
+#else
+  for (int row = warp_of_block(); row < kTile; row += kReaders) {
     const int n = row_number[row], frame = first_frame + row / kSequences;
     const long long lane = index * kSequences + row % kSequences;
     double offset = 0.0;
@@ -124,19 +145,26 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
     }
     if (lane_of_warp() == 0) row_offset[row] = offset;
   }
+#endif
 
   Value* to = probs + group[kProbs] + static_cast<long long>(first_frame - begin) * columns * kSequences;
   const long long frames = min(kTileFrames, end - first_frame);
   for (int c = 0; c < columns; c += kTile) {
     __syncthreads();
     const int width = min(kTile, columns - c);
-    for (int row = warp_of_block(); row < kTile; row += warps_of_block()) {
-      const int n = row_number[row], i = lane_of_warp();
+#pragma unroll
+    for (int k = 0; k < kOwnRows; ++k) {
+      const int row = warp_of_block() + k * kReaders, n = row_number[row], i = lane_of_warp();
       if (i >= width) continue;
       Value value = Number::zero();
-      if (n >= 0)
-        value = probability(number_of(scores.at(scores.row(n, first_frame + row / kSequences), pdfs[c + i])),
-                            row_offset[row]);
+      if (n >= 0) {
+        const auto y = number_of(scores.at(scores.row(n, first_frame + row / kSequences), pdfs[c + i]));
+#if KIND == 1
+        value = seen[k].probability(y);
+#else
+        value = probability(y, row_offset[row]);
+#endif
+      }
       tile[row * (kTile + 1) + i] = value;
     }
     __syncthreads();
@@ -147,6 +175,16 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
           tile[(frame * kSequences + lane) * (kTile + 1) + column];
     }
   }
+#if KIND == 1
+  for (int k = 0; k < kOwnRows; ++k) {
+    const int row = warp_of_block() + k * kReaders, n = row_number[row], frame = first_frame + row / kSequences;
+    float magnitude = seen[k].magnitude;
+    for (int lanes = 16; lanes > 0; lanes /= 2) magnitude = fmaxf(magnitude, __shfl_xor_sync(0xffffffffu, magnitude, lanes));
+    if (n < 0 || lane_of_warp() > 0) continue;
+    offsets[static_cast<long long>(frame) * num_lanes + index * kSequences + row % kSequences] = 0.0;
+    if (magnitude > seen[k].limit) atomicMax(kinds + n, magnitude == infinity() ? 3 : 2);
+  }
+#endif
 }
 
 // Adds weights[n] x occupancy to out [N, T, P]. 32 threads for each sequence of a group; block b of the group's `blocks` has

@@ -74,7 +74,7 @@ from fsachain.backends.cuda.plan import (
 from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
 
-THREADS = 256
+THREADS = 256  # as kReaders of frames.cu
 BUSY_THREADS = 4096  # for each multiprocessor, of which it runs half at once
 TILE = 32  # of frames.cu
 DEFAULT_SHARE = 1.0 / 16.0  # of a device's memory, for the history of one call where no budget is given
