@@ -12,16 +12,17 @@ struct BackwardMemory {
   Value* values;  // v of all pairs
   Value* betas;   // on chip those of the block's own states
   Row* ring;      // see WindowProbs
-  Row* prefetched;   // on chip u of the block's own pairs, copied while the frame before sums its arcs
+  Row* prefetched;   // on chip u of the block's own pairs, of frame t at prefetched_at(t): copied while others sum their arcs
+  long long pairs;   // rows of a frame there
   Value* partials;
   PeerSum sum;
 
-  DEVICE BackwardMemory(const long long* group, Value* work, unsigned char*& free) {
+  DEVICE BackwardMemory(const long long* group, Value* work, unsigned char*& free) : pairs(group[kMaxShardPairs]) {
 #if ON_CHIP
     values = reinterpret_cast<Value*>(take<Row>(free, group[kPairs]));
     betas = reinterpret_cast<Value*>(take<Row>(free, group[kMaxShardStates]));
-    ring = take<Row>(free, 2 * group[kColumns]);
-    prefetched = take<Row>(free, group[kMaxShardPairs]);
+    ring = take<Row>(free, kRing * group[kColumns]);
+    prefetched = take<Row>(free, (1 + AHEAD) * pairs);
     partials = reinterpret_cast<Value*>(take<Row>(free, group[kBackwardPartials]));
     sum = peer_sum(nullptr, 0, free);
 #else
@@ -34,9 +35,11 @@ struct BackwardMemory {
   }
   // The row of a state's beta, less its number in the table.
   DEVICE int beta_base(const Shard& shard) const { return ON_CHIP ? -shard.state_base : 0; }
-  DEVICE void prefetch_history(const Shard& shard, const Value* history) const {
+  DEVICE Row* prefetched_at(int t) const { return prefetched + t % (1 + AHEAD) * pairs; }
+  // `history`: of frame t.
+  DEVICE void prefetch_history(const Shard& shard, const Value* history, int t) const {
 #if ON_CHIP
-    copy_rows(prefetched, reinterpret_cast<const Row*>(history) + shard.pair_base, shard.pair_rows);
+    copy_rows(prefetched_at(t), reinterpret_cast<const Row*>(history) + shard.pair_base, shard.pair_rows);
 #endif
   }
 };
@@ -56,6 +59,7 @@ struct ColumnSums {
 struct BackwardFrame {
   const Value* probs;
   Value* history;        // of this frame
+  Row* prefetched;       // its part of the block's own pairs, on chip
   const Value* finals;
   Row total;             // sum of init beta' behind the frame
   Value leak;            // c
@@ -78,23 +82,23 @@ struct BackwardFrame {
     for (int q = first_row(); q < shard.pair_rows; q += row_step()) {
       const Pair pair = shard.pairs[q];
       if (pair.column < 0) continue;
-      Row value = zero_row(), prob, prefetched;
+      Row value = zero_row(), prob, u;
       if (has_betas) load(value, memory.betas, pair.state + memory.beta_base(shard));
       load(prob, probs, pair.column);
 #if ON_CHIP
-      prefetched = memory.prefetched[q];
+      u = prefetched[q];
 #else
-      load(prefetched, history, shard.pair_base + q);
+      load(u, history, shard.pair_base + q);
 #endif
       for (int v = 0; v < LANES; ++v) {
         const Value b = beta(value.lane[v], pair.state, v);
-        prefetched.lane[v] = Number::product(prefetched.lane[v], b);
+        u.lane[v] = Number::product(u.lane[v], b);
         value.lane[v] = Number::normalize(Number::product(prob.lane[v], b));
       }
 #if SUM_COLUMNS
-      memory.prefetched[q] = prefetched;
+      prefetched[q] = u;
 #else
-      store_once(history, shard.pair_base + q, prefetched);
+      store_once(history, shard.pair_base + q, u);
 #endif
       exchange.store(row_of(memory.values, shard.pair_base + q), value);
     }
@@ -102,7 +106,7 @@ struct BackwardFrame {
 
   // Equation (7), unnormalised, as far as a shard goes: the sums take the places of its first pairs in the history. Eight threads
   // share a sum, since a shard has fewer columns than a block has threads.
-  DEVICE void columns(const Shard& shard, const BackwardMemory& memory, const ColumnSums& sums) const {
+  DEVICE void columns(const Shard& shard, const ColumnSums& sums) const {
     const int kTogether = 8, at = lane_of_warp() / kTogether, lane = lane_of_warp() % kTogether;
 #pragma unroll 1
     for (int first = sums.begin + warp_of_block() * (32 / kTogether); first < sums.end; first += blockDim.x / kTogether) {
@@ -110,7 +114,7 @@ struct BackwardFrame {
       Row sum = zero_row();
       const int end = r < sums.end ? sums.ends[r] : 0;
       for (int i = (end > 0 && r > 0 ? sums.ends[r - 1] : 0) + lane; i < end; i += kTogether)
-        add(sum, memory.prefetched[sums.rows[i]]);
+        add(sum, prefetched[sums.rows[i]]);
       for (int lanes = kTogether / 2; lanes > 0; lanes /= 2) add(sum, shuffle_xor(sum, lanes));
       if (end > 0 && lane == 0) store_once(history, shard.pair_base + r - sums.begin, sum);
     }
@@ -208,13 +212,17 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
           start_betas(shards.get(s), memory, state + group[kState]);
         load(total, state + group[kState], states);
       }
-      prob.prefetch(last - 1);
-      memory.prefetch_history(shards.loaded, frames + (last - 1 - begin) * frame_rows);
+      for (int t = last - 1; t >= last - 1 - AHEAD; --t) {
+        if (t >= turn.begin) prob.prefetch(t);
+        if (t >= turn.begin) memory.prefetch_history(shards.loaded, frames + (t - begin) * frame_rows, t);
+        end_copies();
+      }
       wait_for_copies();
       peers.sync();
       for (int t = last - 1; t >= turn.begin; --t) {
         Value* const frame_history = frames + (t - begin) * frame_rows;
-        BackwardFrame frame = {prob.of(t), frame_history, vector + states, total, leak, 0, t + 1 < own.longest};
+        BackwardFrame frame = {
+            prob.of(t), frame_history, memory.prefetched_at(t), vector + states, total, leak, 0, t + 1 < own.longest};
         for (int v = 0; v < LANES; ++v) {
           if (t + 1 < own.length[v]) continue;
           frame.from_final |= 1u << v;
@@ -223,15 +231,17 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
         for (int s = peers.rank; shards.has(s); s = shards.next(s)) frame.pairs(shards.get(s), memory, exchange);
         peers.begin_sync(exchange, filled);
 #if SUM_COLUMNS
-        frame.columns(shards.loaded, memory, ColumnSums(column_sums, CLUSTER, peers.rank));
+        frame.columns(shards.loaded, ColumnSums(column_sums, CLUSTER, peers.rank));
 #endif
         peers.end_sync(exchange);
 #if SUM_COLUMNS
         __syncthreads();
 #endif
-        // What the next frame reads comes while this one sums its arcs.
-        if (t > turn.begin) prob.prefetch(t - 1);
-        if (t > turn.begin) memory.prefetch_history(shards.loaded, frame_history - frame_rows);
+        // What later frames read comes while this one sums its arcs.
+        const int later = t - 1 - AHEAD;
+        if (later >= turn.begin) prob.prefetch(later);
+        if (later >= turn.begin) memory.prefetch_history(shards.loaded, frames + (later - begin) * frame_rows, later);
+        end_copies();
         for (int s = peers.rank; shards.has(s); s = shards.next(s)) {
           const Row shard_total = frame.states(shards.get(s), memory);
           if (LEAK) memory.sum.give(t & 1, s, shard_total, exchange);

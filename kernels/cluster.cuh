@@ -158,7 +158,7 @@ struct Exchange {
 #if ASYNC_STORES && CLUSTER > 1
     await_arrivals(arrivals + count % kArrivals, count / kArrivals % 2);
     ++count;
-#else
+#elif CLUSTER > 1
     sync_cluster();
 #endif
   }

@@ -19,7 +19,7 @@ struct ForwardMemory {
   DEVICE ForwardMemory(const long long* group, Value* work, unsigned char*& free) : states(group[kStates]) {
 #if ON_CHIP
     alphas = reinterpret_cast<Value*>(take<Row>(free, 2 * states));
-    ring = take<Row>(free, 2 * group[kColumns]);
+    ring = take<Row>(free, kRing * group[kColumns]);
     partials = reinterpret_cast<Value*>(take<Row>(free, group[kForwardPartials]));
     sum = peer_sum(nullptr, 0, free);
 #else
@@ -228,11 +228,15 @@ ENTRY forward(const long long* groups, const long long* shard_fields, const fsac
 
       start_alphas(memory.alphas_at(turn.begin), states, state, vector, peers);
       Carried carried(state, states, vector, exponents + lane);
-      if (turn.begin < last) prob.prefetch(turn.begin);
+      for (int t = turn.begin; t <= turn.begin + AHEAD; ++t) {
+        if (t < last) prob.prefetch(t);
+        end_copies();
+      }
       wait_for_copies();
       peers.sync();
       for (int t = turn.begin; t < last; ++t) {
-        if (t + 1 < last) prob.prefetch(t + 1);
+        if (t + 1 + AHEAD < last) prob.prefetch(t + 1 + AHEAD);
+        end_copies();
         ForwardFrame frame = {
             exchange, memory.alphas_at(t), memory.alphas_at(t + 1), prob.of(t), nullptr, carried.total, leak, 0};
         if (frames != nullptr) frame.history = frames + (t - begin) * frame_rows;

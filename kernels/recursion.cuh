@@ -120,7 +120,8 @@ DEVICE void fill_lanes(Row& row, Value value) {
   for (int v = 0; v < LANES; ++v) row.lane[v] = value;
 }
 
-// Probabilities of a window of frames. On chip those of two frames are in shared memory: one in use, one on its way.
+// Probabilities of a window of frames. On chip those of kRing frames are in shared memory: one in use, others on their way.
+const int kRing = 2 + AHEAD;
 struct WindowProbs {
   const Value* all;  // of the frames from `begin` on
   Row* ring;
@@ -129,7 +130,7 @@ struct WindowProbs {
 
   DEVICE const Value* of(int t) const {
 #if ON_CHIP
-    return reinterpret_cast<const Value*>(ring + (t & 1) * columns);
+    return reinterpret_cast<const Value*>(ring + t % kRing * columns);
 #else
     return all + (t - begin) * columns * kSequences;
 #endif
@@ -137,7 +138,7 @@ struct WindowProbs {
   // Starts to copy those of frame t; `wait_for_copies` and a barrier come before `of(t)` is read.
   DEVICE void prefetch(int t) const {
 #if ON_CHIP
-    copy_rows(ring + (t & 1) * columns, reinterpret_cast<const Row*>(all) + (t - begin) * columns, columns);
+    copy_rows(ring + t % kRing * columns, reinterpret_cast<const Row*>(all) + (t - begin) * columns, columns);
 #endif
   }
 };

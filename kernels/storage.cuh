@@ -34,6 +34,9 @@
 #ifndef HELD_CHUNKS
 #define HELD_CHUNKS 0  // of each kind, whose place and length a thread keeps in registers
 #endif
+#ifndef AHEAD
+#define AHEAD 0  // frames whose probabilities and history are on their way beside those of the next one
+#endif
 #ifndef TILES
 #define TILES 0  // 1: twins stand in tile chunks
 #endif
@@ -89,14 +92,27 @@ DEVICE void copy_piece(T* to, const T* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(address), "l"(from) : "memory");
   else
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;\n" ::"r"(address), "l"(from), "n"(sizeof(T)) : "memory");
-#else
+#elif defined(__CUDA_ARCH__)
   *to = *from;
+#else
+  cuda_on_host::copy_async(to, from, sizeof(T));
 #endif
 }
 
+// The copies that the thread has started since the last call belong together.
+DEVICE void end_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;\n" ::: "memory");
+#elif !defined(__CUDA_ARCH__)
+  cuda_on_host::end_copies();
+#endif
+}
+// Until all of the thread's have come but the last AHEAD of what `end_copies` has ended.
 DEVICE void wait_for_copies() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;\n" ::: "memory");
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(AHEAD) : "memory");
+#elif !defined(__CUDA_ARCH__)
+  cuda_on_host::wait_for_copies(AHEAD);
 #endif
 }
 

@@ -117,13 +117,17 @@ def test_a_variant_of_the_plan_launches_other_kernels_or_arcs_and_gives_the_same
         graph = twin_graph(3, 50, 1000) if name == "TILES" else connected_graph(3, states, arcs)
         table = DenominatorGraph(graph, NUM_PDFS).table  # plans are kept with it
         out, (weights,) = on_device(device, np.zeros(scores.shape, np.float32)), device.upload([np.ones(9)])
-        inputs = TableBatch.share(table, 9), on_device(device, scores), lengths, LEAK
+        batch, leak = TableBatch.share(table, 9), LEAK
+        if name in ("AHEAD", "OWN_HELD_CHUNKS"):
+            own = own_batch()
+            batch, leak = TableBatch.pack([own.table(n % own.size) for n in range(9)]), 0.0
+        inputs = batch, on_device(device, scores), lengths, leak
         log_prob, _ = cuda.add_occupancy(device, *inputs, weights, out)
         results.append((log_prob.read(np.float64), read(out)))
         kernels_of.append([dict(x.kernel.defines) for x in device.launches if x.kernel.name == "forward"])
     assert (kernels_of[0] == kernels_of[1]) == (name == "SPREAD")
     for ours, theirs in zip(*results, strict=True):
-        if name in ("METADATA_ON_CHIP", "ASYNC_STORES", "HELD_CHUNKS"):
+        if name in ("METADATA_ON_CHIP", "ASYNC_STORES", "HELD_CHUNKS", "AHEAD", "OWN_HELD_CHUNKS"):
             np.testing.assert_array_equal(ours, theirs)
         else:  # sums in another order
             np.testing.assert_allclose(

@@ -52,6 +52,8 @@ VARIANTS = {
     "occupancies summed by a kernel of their own": ("SUM_COLUMNS", False),
     "each state by itself": ("TILES", False),
     "work of a thread read anew": ("HELD_CHUNKS", 0),
+    "two more frames on their way": ("AHEAD", 2),
+    "work of a thread of numerators in registers": ("OWN_HELD_CHUNKS", 1),
     "arcs in their own order": ("SPREAD", False),
     "at most 2 sequences of a thread": ("MAX_LANES", 2),
 }

@@ -187,6 +187,30 @@ void store_async(void* to, const void* value, unsigned bytes, Wide* arrivals) {
   count_at(arrivals, -static_cast<int>(bytes), 0);
 }
 
+// The same of copies: some are made at once, others as late as the thread waits for them.
+void copy_async(void* to, const void* from, unsigned bytes) {
+  Thread& thread = current();
+  const auto place = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from);
+  if ((bytes != 4 && bytes != 8 && bytes != 16) || place % bytes != 0)
+    thread.team->fail(text("%s: cp.async of %u bytes from %p to %p", name_of(thread).c_str(), bytes, from, to));
+  if (fibers && (++thread.copies_started * 2654435761u >> 31) != 0)
+    thread.copies.push_back({to, from, bytes, thread.copy_groups});
+  else
+    memcpy(to, from, bytes);
+}
+void end_copies() { ++current().copy_groups; }
+void wait_for_copies(unsigned left) {
+  Thread& thread = current();
+  std::vector<Copy> later;
+  for (const Copy& copy : thread.copies) {
+    if (copy.group + left < thread.copy_groups)
+      memcpy(copy.to, copy.from, copy.bytes);
+    else
+      later.push_back(copy);
+  }
+  thread.copies.swap(later);
+}
+
 void await_arrivals(Place place, Wide* own, unsigned parity) {
   Thread& thread = current();
   std::vector<Late>& late = thread.team->late;

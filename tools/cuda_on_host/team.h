@@ -88,6 +88,13 @@ struct Block {
   std::vector<std::unique_ptr<Warp>> warps;
 };
 
+// An asynchronous copy that has not been made yet; `group`: how often copies had been ended before.
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned bytes, group;
+};
+
 struct Thread : Self {
   Team* team = nullptr;
   Block* block = nullptr;
@@ -96,6 +103,8 @@ struct Thread : Self {
   bool fenced = false;                   // whether a fence stands before the next atomic operation
   const volatile void* touched[4] = {};  // what atomic operations touched last
   unsigned touches = 0;
+  std::vector<Copy> copies;
+  unsigned copy_groups = 0, copies_started = 0;
   std::atomic<const char*> waits_at{nullptr}, file{nullptr};
   std::atomic<int> line{0};
 

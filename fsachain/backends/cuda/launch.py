@@ -133,6 +133,7 @@ def kernels_of(
         ASYNC_STORES=plan.async_stores,
         SUM_COLUMNS=plan.sum_columns,
         HELD_CHUNKS=plan.held_chunks,
+        AHEAD=plan.ahead,
         TILES=plan.tiles,
         THREADS=plan.threads,
         EXPONENTS=form == EXPONENTS,
@@ -656,12 +657,15 @@ def _own_sub_batches(batch: TableBatch, limits: Limits, kind: int, float64: bool
     plan, division = own_on_chip(tables)
     sizes = stacked([layout.sizes for layout in _layouts(tables, division)])
     forms = np.array([form_of(kind, float64, growth) for growth in _growths(tables, 0.0)])
-    fits = shared_bytes(sizes, plan, kind, np.take(ARC_BYTES, forms), 1) <= limits.shared_bytes
+    fits = shared_bytes(sizes, plan._replace(ahead=0), kind, np.take(ARC_BYTES, forms), 1) <= limits.shared_bytes
 
     def planned(chosen: npt.NDArray[np.bool_], on_chip: bool) -> PlannedTables:
         some = [tables[number] for number in np.flatnonzero(chosen)]
         plan, division = own_on_chip(some) if on_chip else in_memory(some, 1)
-        return PlannedTables(plan, tuple(_layouts(some, division)))
+        made = PlannedTables(plan, tuple(_layouts(some, division)))
+        if made.shared_bytes(LOG, ARC_BYTES[LOGS], 1) <= limits.shared_bytes:
+            return made
+        return PlannedTables(plan._replace(ahead=0), made.layouts)
 
     parts = []
     for on_chip, form in product((True, False), (COMPACT, EXPONENTS, LOGS)):

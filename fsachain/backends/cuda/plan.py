@@ -60,6 +60,9 @@ SUM_COLUMNS = True
 # Sums of two states with the same arcs, side by side in a thread, which reads each alpha or beta once.
 TILES = True
 HELD_CHUNKS = 1  # of each kind, whose place and length a thread keeps in registers
+OWN_HELD_CHUNKS = 0  # the same of tables of one sequence each
+# Frames on their way beside the next one, where there is room: a frame of a small table may take less time than a copy.
+AHEAD = 0
 SPREAD = True  # see `Division`
 PARTIALS = ("forward_partials", "backward_partials")
 MAX_LANES = 4
@@ -78,7 +81,7 @@ class Plan(NamedTuple):
     on_chip: values in shared memory, else in global memory. cluster: blocks of a cluster, 1 in memory. threads: of a block.
     arcs_on_chip: arcs in shared memory too. max_lanes: sequences of a thread at most. chunk: segments of a chunk.
     forward_metadata, backward_metadata: see storage.cuh. async_stores: see cluster.cuh.
-    sum_columns: see `layout.with_column_sums`. held_chunks, tiles: see storage.cuh.
+    sum_columns: see `layout.with_column_sums`. held_chunks, ahead, tiles: see storage.cuh.
     """
 
     on_chip: bool
@@ -92,6 +95,7 @@ class Plan(NamedTuple):
     async_stores: bool = False
     sum_columns: bool = False
     held_chunks: int = 0
+    ahead: int = 0
     tiles: bool = False
 
     def sequences(self, lanes: int) -> int:
@@ -220,12 +224,12 @@ def shared_bytes(sizes: npt.NDArray[Any], plan: Plan, kind: int, arc: Any, lanes
     Each array begins at a multiple of 16 bytes, for which some bytes are added. arc: bytes of an arc, of all tables or
     of each. lanes: sequences of a thread.
     """
-    both = 2 * sizes["columns"] + 2 * plan.cluster * (plan.threads // WARP)
+    both = (2 + plan.ahead) * sizes["columns"] + 2 * plan.cluster * (plan.threads // WARP)
     forward = 2 * sizes["states"] + sizes["forward_partials"] + both
     backward = (
         sizes["pairs"]
         + sizes["max_shard_states"]
-        + sizes["max_shard_pairs"]
+        + (1 + plan.ahead) * sizes["max_shard_pairs"]
         + sizes["backward_partials"]
         + both
     )
@@ -307,7 +311,8 @@ def _with_most_lanes(plan: Plan, layout: Layout, kind: int, arc: int, limits: Li
         for name, arrays in (("forward_metadata", 3), ("backward_metadata", 4)):
             more = [best._replace(**{name: count}) for count in range(arrays, -1, -1)]
             best = next(filter(fits, more))
-    return PlannedTables(best, (layout,))
+    ahead = best._replace(ahead=AHEAD)
+    return PlannedTables(ahead if fits(ahead) else best, (layout,))
 
 
 def in_memory(tables: Sequence[TransitionTable], across: int) -> tuple[Plan, Division]:
@@ -319,7 +324,8 @@ def in_memory(tables: Sequence[TransitionTable], across: int) -> tuple[Plan, Div
 
 def own_on_chip(tables: Sequence[TransitionTable]) -> tuple[Plan, Division]:
     """For tables of one sequence each, a block for each."""
-    return Plan(True, 1, OWN_THREADS, True, 1, WARP), Division((1,) * len(tables), WARP, 32)
+    plan = Plan(True, 1, OWN_THREADS, True, 1, WARP, held_chunks=OWN_HELD_CHUNKS, ahead=AHEAD)
+    return plan, Division((1,) * len(tables), WARP, 32)
 
 
 USUAL_FRAMES = 500

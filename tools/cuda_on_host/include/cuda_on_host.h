@@ -75,6 +75,10 @@ void start_arrivals(Wide* own, unsigned blocks);
 void arrive(Wide* at, unsigned bytes);
 void await_arrivals(Place place, Wide* own, unsigned parity);
 void store_async(void* to, const void* value, unsigned bytes, Wide* arrivals);
+// Copies to shared memory that go on beside the thread (cp.async): they are made at the last moment, in `wait_for_copies`.
+void copy_async(void* to, const void* from, unsigned bytes);
+void end_copies();
+void wait_for_copies(unsigned left);
 unsigned cluster_rank();
 void fence();
 void rest(unsigned nanoseconds);
