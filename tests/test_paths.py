@@ -66,6 +66,34 @@ def test_best_paths_are_paths_of_the_best_score_at_every_magnitude(kind):
 
 
 @settings(max_examples=50)
+@given(st.data(), st.lists(graphs(), min_size=1, max_size=3), st.booleans(), st.sampled_from(BACKENDS))
+def test_pdfs_and_states_are_those_of_the_arcs_in_the_callers_fsa(data, fsas, is_shared, backend):
+    """In arrays that are the caller's own: what is written there is not in what the next call returns."""
+    size = data.draw(st.integers(1, 3)) if is_shared else len(fsas)
+    batch = TableBatch.share(fsas[0], size) if is_shared else TableBatch.pack(fsas)
+    scores = np.stack([data.draw(score_matrices(4)) for _ in range(size)])
+    lengths = data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size))
+    for _ in range(2):
+        best = best_path(batch, scores, lengths, backend=backend)
+        several = n_best(batch, scores, 3, lengths, backend=backend)
+        for n, num_frames in enumerate(lengths):
+            fsa = fsas[0 if is_shared else n]
+            is_path = bool(np.isfinite(best.score[n]))
+            shapes = [array.shape for array in (best.pdfs[n], best.states[n], several.states[n])]
+            several_shape = len(several.arcs[n]), num_frames + 1
+            assert shapes == [(is_path * num_frames,), (is_path * (num_frames + 1),), several_shape]
+            ways = [(best.pdfs[n], best.states[n], best.arcs[n])] if is_path else []
+            ways += zip(several.pdfs[n], several.states[n], several.arcs[n], strict=True)
+            for pdfs, states, arcs in ways:
+                assert pdfs.tolist() == fsa.pdf[arcs].tolist()
+                assert states.tolist() == [fsa.start, *fsa.dst[arcs]]
+                assert states[:-1].tolist() == fsa.src[arcs].tolist()
+            for array in (best.pdfs[n], best.states[n], several.pdfs[n], several.states[n]):
+                assert array.dtype == np.int32
+                array[...] = -1
+
+
+@settings(max_examples=50)
 @given(st.data(), graphs(), st.integers(0, 4), st.integers(1, 12), st.sampled_from(BACKENDS))
 def test_n_best_equals_the_head_of_all_pdf_sequences(data, fsa, num_frames, n, backend):
     scores = data.draw(score_matrices(num_frames))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import Any, Literal, NoReturn
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -245,12 +246,8 @@ def best_path(batch: Graphs, scores: Any, lengths: Any = None, *, backend: Backe
     batch = pack_graphs(batch, "batch")
     score, arcs = bind(batch, scores, lengths, backend).best_paths(batch)
     found = np.isfinite(arrays.as_numpy(arrays.on_host(score)))
-    return BestPath(
-        score,
-        [pdfs_along(batch.table(n), path) for n, path in enumerate(arcs)],
-        [states_along(batch.table(n), path) if found[n] else path for n, path in enumerate(arcs)],
-        arcs,
-    )
+    pdfs, states = _follow_each(batch, arcs)
+    return BestPath(score, pdfs, [states[n] if found[n] else path for n, path in enumerate(arcs)], arcs)
 
 
 def is_on_device(scores: Any, backend: str) -> bool:
@@ -341,13 +338,7 @@ def n_best(
             score[k, : len(found)] = found
 
     run_all([partial(job, k) for k in range(batch.size)])
-    tables = [batch.table(k) for k in range(batch.size)]
-    return NBest(
-        call.back(score),
-        [pdfs_along(table, paths) for table, paths in zip(tables, arcs, strict=True)],
-        [states_along(table, paths) for table, paths in zip(tables, arcs, strict=True)],
-        arcs,
-    )
+    return NBest(call.back(score), *_follow_each(batch, arcs), arcs)
 
 
 def sample_paths(
@@ -402,7 +393,7 @@ def sample_paths(
     run_all([partial(job, k) for k in range(batch.size)])
     arcs, states, jumps = (list(part) for part in zip(*drawn, strict=True))
     ok = np.array([len(paths) > 0 for paths in arcs])
-    pdfs = [pdfs_along(batch.table(k), paths) for k, paths in enumerate(arcs)]
+    pdfs = [_arcs_by_number(batch.table(k))[2].take(paths) for k, paths in enumerate(arcs)]
     return SampledPaths(call.back(ok), pdfs, states, arcs, jumps)
 
 
@@ -525,20 +516,35 @@ class SampledPaths:
     __repr__ = brief
 
 
-def pdfs_along(table: TransitionTable, arcs: Ints) -> Ints:
-    """The pdfs int32 [..., T] of arcs [..., T]."""
-    view = table.by_src
-    pdf = np.zeros(table.num_arcs, dtype=np.int32)
-    pdf[view.arc] = table.active_pdfs[view.column]
-    return pdf[arcs]
+_by_number: WeakKeyDictionary[TransitionTable, Ints] = WeakKeyDictionary()
 
 
-def states_along(table: TransitionTable, arcs: Ints) -> Ints:
-    """The states int32 [..., T + 1] of best paths with arcs [..., T]; without frames the one that is best to be in."""
-    view = table.by_src
-    src, dst = np.zeros((2, table.num_arcs), dtype=np.int32)
-    src[view.arc], dst[view.arc] = view.src, view.dst
-    if arcs.shape[-1]:
-        return np.concatenate([src[arcs[..., :1]], dst[arcs]], axis=-1)
+def _arcs_by_number(table: TransitionTable) -> Ints:
+    """Sources, destinations and pdfs int32 [3, A] as in the caller's Fsa; made once and kept while the table lives."""
+    made = _by_number.get(table)
+    if made is None:
+        view = table.by_src
+        made = src, dst, pdf = np.zeros((3, table.num_arcs), dtype=np.int32)
+        at = view.arc.astype(np.intp)
+        src[at], dst[at], pdf[at] = view.src, view.dst, table.active_pdfs.take(view.column)
+        _by_number[table] = made
+    return made
+
+
+def _follow_each(batch: TableBatch, arcs: Sequence[Ints]) -> tuple[list[Ints], list[Ints]]:
+    """The pdfs and the states along each sequence's paths."""
+    pdfs, states = zip(*[_follow(batch.table(n), paths) for n, paths in enumerate(arcs)], strict=True)
+    return list(pdfs), list(states)
+
+
+def _follow(table: TransitionTable, arcs: Ints) -> tuple[Ints, Ints]:
+    """The pdfs int32 [..., T] and states int32 [..., T + 1] of best paths with arcs [..., T].
+
+    Without frames the state is the one that is best to be in.
+    """
+    src, dst, pdf = _arcs_by_number(table)
+    at = arcs.astype(np.intp)  # which numpy would do at each `take`
+    if at.shape[-1]:
+        return pdf.take(at), np.concatenate([src.take(at[..., :1]), dst.take(at)], axis=-1)
     best = np.argmax(table.initial_log_prob + table.final_log_prob)
-    return np.full((*arcs.shape[:-1], 1), best, dtype=np.int32)
+    return pdf.take(at), np.full((*at.shape[:-1], 1), best, dtype=np.int32)
