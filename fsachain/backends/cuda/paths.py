@@ -109,7 +109,8 @@ def make_plan(
     """What suits the largest acceptor of the batch; paths do not depend on it."""
     states = max(table.num_states for table in batch.tables)
     arcs = max(len(table.by_dst.arc) / table.num_states for table in batch.tables)
-    most_arcs = max(int(np.diff(table.by_dst.offsets).max(initial=0)) for table in batch.tables)
+    # All tables' in a row: from one to the next the offsets fall.
+    most_arcs = int(np.diff(np.concatenate([table.by_dst.offsets for table in batch.tables])).max())
     lanes = 1
     while 2 * lanes <= min(MAX_LANES, arcs / 2):
         lanes *= 2
