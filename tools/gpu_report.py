@@ -218,7 +218,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__)
     known = ",".join(phases(on_host=True))
     parser.add_argument("--only", type=some_of(known.split(",")), help=f"of {known}; default: all")
-    parser.add_argument("--seconds", type=float, default=TOTAL_SECONDS, help="in all; what is left then is not run")
+    parser.add_argument(
+        "--seconds", type=float, default=TOTAL_SECONDS, help="in all; what is left then is not run"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-report")
     parser.add_argument("--on-host", action="store_true", help="a dry run on a device that is the host")
     options = parser.parse_args(arguments)

@@ -657,7 +657,8 @@ def _own_sub_batches(batch: TableBatch, limits: Limits, kind: int, float64: bool
     plan, division = own_on_chip(tables)
     sizes = stacked([layout.sizes for layout in _layouts(tables, division)])
     forms = np.array([form_of(kind, float64, growth) for growth in _growths(tables, 0.0)])
-    fits = shared_bytes(sizes, plan._replace(ahead=0), kind, np.take(ARC_BYTES, forms), 1) <= limits.shared_bytes
+    taken = shared_bytes(sizes, plan._replace(ahead=0), kind, np.take(ARC_BYTES, forms), 1)
+    fits = taken <= limits.shared_bytes
 
     def planned(chosen: npt.NDArray[np.bool_], on_chip: bool) -> PlannedTables:
         some = [tables[number] for number in np.flatnonzero(chosen)]

@@ -241,7 +241,9 @@ def shared_bytes(sizes: npt.NDArray[Any], plan: Plan, kind: int, arc: Any, lanes
     pairs = sizes["max_shard_pairs"]
     metadata = (
         [chunks[0], segments[0], entry * pairs][: plan.forward_metadata],
-        [chunks[1], segments[1], PAIR_BYTES * pairs, entry * sizes["backward_segments"]][: plan.backward_metadata],
+        [chunks[1], segments[1], PAIR_BYTES * pairs, entry * sizes["backward_segments"]][
+            : plan.backward_metadata
+        ],
     )
     return 12 * 16 + np.maximum(
         forward * row + sizes["forward_arcs"] * arcs + sum(metadata[0]),
@@ -297,7 +299,7 @@ def _on_chip(table: TransitionTable, cluster: int, tiles: bool) -> tuple[Plan, L
 
 
 def _with_most_lanes(plan: Plan, layout: Layout, kind: int, arc: int, limits: Limits) -> PlannedTables | None:
-    """With 4, 2 or 1 sequences of a thread, as many as shared memory holds, and metadata as far as it holds these too; or None."""
+    """With 4, 2 or 1 sequences of a thread, as many as shared memory holds, then metadata as it does; or None."""
 
     def fits(planned: Plan) -> bool:
         taken = shared_bytes(layout.sizes, planned, kind, arc, planned.max_lanes)
@@ -308,9 +310,8 @@ def _with_most_lanes(plan: Plan, layout: Layout, kind: int, arc: int, limits: Li
     if best is None:
         return None
     if METADATA_ON_CHIP and plan.cluster > 1:
-        for name, arrays in (("forward_metadata", 3), ("backward_metadata", 4)):
-            more = [best._replace(**{name: count}) for count in range(arrays, -1, -1)]
-            best = next(filter(fits, more))
+        best = next(filter(fits, [best._replace(forward_metadata=count) for count in range(3, -1, -1)]))
+        best = next(filter(fits, [best._replace(backward_metadata=count) for count in range(4, -1, -1)]))
     ahead = best._replace(ahead=AHEAD)
     return PlannedTables(ahead if fits(ahead) else best, (layout,))
 
