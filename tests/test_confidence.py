@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import LATTICE_POSTERIOR
+from tolerances import ENUMERATION, LATTICE_POSTERIOR
 
 from fsachain.decode.decoder import Decoder, DecoderConfig
-from fsachain.decode.suspicious import BEAM, mended
+from fsachain.decode.suspicious import BEAM, likely_paths, mended
 from fsachain.decode.transcribe import PauseCutter, word_posteriors
 from fsachain.errors import ConfigError, DataError
 from fsachain.graph.forgive import Forgiveness
@@ -126,21 +126,28 @@ def test_a_long_recording_is_cut_where_silence_is_likeliest():
 
 
 PENALTIES = st.one_of(st.just(math.inf), st.floats(0.0, 4.0))
+CASES = {
+    "seed": st.integers(0, 2**32 - 1),
+    "written": st.lists(st.sampled_from([-1, 1, 2, 3]), max_size=4),
+    "forgive": st.builds(
+        Forgiveness, PENALTIES, PENALTIES, st.one_of(st.just(math.inf), st.floats(-2.0, 3.0))
+    ),
+}
 
 
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    written=st.lists(st.sampled_from([-1, 1, 2, 3]), max_size=4),
-    forgive=st.builds(Forgiveness, PENALTIES, PENALTIES, st.one_of(st.just(math.inf), st.floats(-2.0, 3.0))),
-    count=st.integers(1, 4),
-)
-def test_mended_transcripts_are_those_of_the_cheapest_paths_and_scripts(seed, written, forgive, count):
-    """All paths of a small lattice are written down, each with the cheapest script by the recursion of Levenshtein."""
+def small_lattice(seed):
+    """States in order, the first leads to the second; words 1 to 3."""
     rng = np.random.default_rng(seed)
     size = int(rng.integers(2, 6))
     ends = [sorted(rng.choice(size, 2, replace=False)) for _ in range(7)] + [(0, 1)]
-    arcs = [(a, b, 1, int(rng.integers(0, 4)), 0.01 + 0.99 * rng.random()) for a, b in ends]
-    one = lattice(arcs, size)
+    return lattice([(a, b, 1, int(rng.integers(0, 4)), 0.01 + 0.99 * rng.random()) for a, b in ends], size)
+
+
+@settings(max_examples=300)
+@given(count=st.integers(1, 4), **CASES)
+def test_mended_transcripts_are_those_of_the_cheapest_paths_and_scripts(seed, written, forgive, count):
+    """All paths of a small lattice are written down, each with the cheapest script by the recursion of Levenshtein."""
+    one = small_lattice(seed)
 
     def paths(state, words, cost):
         yield words, cost + one.final_cost[state]
@@ -168,3 +175,40 @@ def test_mended_transcripts_are_those_of_the_cheapest_paths_and_scripts(seed, wr
     found = mended(one, written, forgive, count)
     assert [-log_prob for _, log_prob in found] == pytest.approx(best[:count], abs=1e-5)
     assert [totals[tuple(words)] for words, _ in found] == pytest.approx(best[:count], abs=1e-5)
+
+
+@settings(max_examples=300)
+@given(beam=st.floats(0.001, 6.0), **CASES)
+def test_no_pair_of_lattice_and_transcript_is_kept_that_lies_on_no_path_within_the_beam(
+    seed, written, forgive, beam
+):
+    """Costs before and behind every pair, where words may be inserted anywhere."""
+    one = small_lattice(seed)
+    pairs = list(itertools.product(range(one.num_states), range(len(written) + 1)))
+
+    def steps(state, done):
+        more = done < len(written)
+        if more:
+            yield (state, done + 1), forgive.insertion
+        for arc in np.flatnonzero(one.src == state):
+            dst, word = int(one.dst[arc]), one.word[arc]
+            yield (dst, done), one.cost[arc] + (forgive.deletion if word else 0.0)
+            if word and more:
+                other = 0.0 if written[done] == word else forgive.substitution
+                yield (dst, done + 1), one.cost[arc] + other
+
+    before, behind = dict.fromkeys(pairs, math.inf), {}
+    before[0, 0] = 0.0
+    for pair in pairs:
+        for to, cost in steps(*pair):
+            before[to] = min(before[to], before[pair] + cost)
+    for state, done in reversed(pairs):
+        end = one.final_cost[state] if done == len(written) else math.inf
+        behind[state, done] = min([end, *(cost + behind[to] for to, cost in steps(state, done))])
+    least = behind[0, 0]
+    found = likely_paths(one, np.array(written, dtype=np.int64), forgive, beam)
+    if least == math.inf:
+        assert found is None
+    else:
+        within = sum(before[pair] + behind[pair] <= least + beam + ENUMERATION for pair in pairs)
+        assert 0 < found.num_states <= within

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,9 +12,9 @@ import numpy.typing as npt
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
 from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, search_all
-from fsachain.decode.lattices import as_transducer
+from fsachain.decode.lattices import ArcsByLevel
 from fsachain.decode.rescore import BEAM_ROUNDING, WordSequence, best_of
-from fsachain.errors import counted, require
+from fsachain.errors import counted
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import Numerator
 from fsachain.graph.spelling import NO_WORD
@@ -23,6 +22,8 @@ from fsachain.kaldi.lattice import Lattice
 from fsachain.openfst import Transducer
 from fsachain.table import compile_table
 
+Ints = npt.NDArray[np.integer]
+Floats = npt.NDArray[np.floating]
 BEAM = 4.0  # nats behind the best: what else was said
 
 
@@ -123,28 +124,86 @@ def mended(
     that makes the transcript of them: a word of the path is kept, substituted or left out (a deletion), and words that it
     lacks are written (insertions). At most `count` sequences, within `BEAM` nats of the best; none where no path ends.
     """
-    fst = require("pywrapfst", extra="graph")
-    paths = replace(as_transducer(lattice), ilabel=lattice.word, olabel=lattice.word).to_openfst()
-    scripts = _scripts(written, np.unique(lattice.word[lattice.word > 0]), forgive).to_openfst()
-    found = fst.compose(paths.arcsort("olabel"), scripts)
-    # Rounding lets pruning keep arcs to states whose own arcs are pruned.
-    found.prune(weight=BEAM if count > 1 else BEAM_ROUNDING).connect()
-    return best_of(found.topsort(), count, BEAM) if found.start() >= 0 else []
+    target = np.asarray(written, np.int64)
+    likely = likely_paths(lattice, target, forgive, BEAM if count > 1 else BEAM_ROUNDING)
+    return [] if likely is None else best_of(likely.to_openfst().topsort(), count, BEAM)
 
 
-def _scripts(written: Sequence[int], words: npt.NDArray[np.integer], forgive: Forgiveness) -> Transducer:
-    """An acceptor of all sequences of `words`, with the penalties of what makes the words `written` of them."""
-    length, size = len(written), len(words)
-    place, word = np.repeat(np.arange(length), size), np.tile(words, length)
-    kept = np.where(word == np.repeat(np.asarray(written, np.int64), size), 0.0, -forgive.substitution)
-    absent = np.repeat(np.arange(length + 1), size)
-    src = np.concatenate([place, absent, np.arange(length)])
-    dst = np.concatenate([place + 1, absent, np.arange(1, length + 1)])
-    label = np.concatenate([word, np.tile(words, length + 1), np.zeros(length, np.int64)])
-    cost = np.repeat([-forgive.deletion, -forgive.insertion], [len(absent), length])
-    log_prob = np.concatenate([kept, cost])
-    final = np.full(length + 1, -np.inf)
-    final[-1] = 0.0
-    use = np.lexsort((label, src))
-    use = use[np.isfinite(log_prob[use])]
-    return Transducer(length + 1, 0, src[use], dst[use], label[use], label[use], log_prob[use], final)
+def likely_paths(lattice: Lattice, written: Ints, forgive: Forgiveness, beam: float) -> Transducer | None:
+    """The paths through lattice and scripts that cost at most `beam` more than the cheapest; None: there is none.
+
+    A state is a pair: a state of the lattice, and how many written words are done. Few pairs lie on such a path, and the
+    whole product would take several times as long as the search. Insertions, which commute with arcs without words, stand
+    right behind a word that was said, or at the beginning.
+    """
+    src, dst, word, cost = lattice.src, lattice.dst, lattice.word, lattice.cost
+    begin = np.full(lattice.num_states, np.inf)
+    begin[lattice.start] = 0.0
+    from_start = _least_costs(dst, src, word, cost, begin, written[::-1], forgive)
+    from_start = _with_insertions(from_start, forgive.insertion)[:, ::-1]
+    to_end = _least_costs(src, dst, word, cost, lattice.final_cost, written, forgive)
+    inserting = np.union1d(dst[word > 0], lattice.start)
+    to_end[inserting] = _with_insertions(to_end[inserting], forgive.insertion)
+    least = to_end[lattice.start, 0]
+    if least == np.inf:
+        return None
+    is_likely = from_start + to_end <= least + beam
+    number = np.cumsum(is_likely).reshape(is_likely.shape) - 1
+
+    def between(src: Ints, dst: Ints, word: Ints, cost: Floats, more: int) -> tuple[npt.NDArray[Any], ...]:
+        """Arcs by which `more` written words are done; `cost` [A, 1], or a column for each number that was done before."""
+        from_likely, to_likely = is_likely[src, : len(written) + 1 - more], is_likely[dst, more:]
+        arc, done = np.nonzero(from_likely & to_likely)
+        own = np.broadcast_to(cost, from_likely.shape)[arc, done]
+        return number[src[arc], done], number[dst[arc], done + more], word[arc], own
+
+    said = np.flatnonzero(word)
+    paired = cost[said, None] + _substitutions(word[said], written, forgive)
+    left_out = cost + np.where(word > 0, forgive.deletion, 0.0)
+    none = np.zeros_like(inserting)
+    arcs = (
+        between(src, dst, word, left_out[:, None], 0),
+        between(src[said], dst[said], word[said], paired, 1),
+        between(inserting, inserting, none, np.full((len(none), 1), forgive.insertion), 1),
+    )
+    src, dst, word, cost = (np.concatenate(column) for column in zip(*arcs, strict=True))
+    ends = is_likely[:, -1]
+    final = np.full(np.count_nonzero(is_likely), -np.inf)
+    final[number[ends, -1]] = -lattice.final_cost[ends]
+    return Transducer(len(final), int(number[lattice.start, 0]), src, dst, word, word, -cost, final)
+
+
+def _least_costs(
+    src: Ints, dst: Ints, word: Ints, cost: Floats, ends: Floats, written: Ints, forgive: Forgiveness
+) -> Floats:
+    """Least costs [S, U + 1] from each state, with 0 .. U of the words `written` done, to the ends of costs `ends` [S].
+
+    Insertions stand right behind a word: none at the state itself.
+    """
+    arcs = ArcsByLevel(src, dst, len(ends))
+    word, cost = word[arcs.order], cost[arcs.order, None]
+
+    def through(some: slice, costs: Floats) -> Floats:
+        said = np.flatnonzero(word[some])
+        behind = _with_insertions(costs[said], forgive.insertion)
+        paired = behind[:, 1:] + _substitutions(word[some][said], written, forgive)
+        costs[said] = behind + forgive.deletion
+        costs[said, :-1] = np.minimum(costs[said, :-1], paired)
+        return costs + cost[some]
+
+    costs = np.full((len(ends), len(written) + 1), np.inf)
+    costs[:, -1] = ends
+    return arcs.to_end(costs, through)
+
+
+def _with_insertions(costs: Floats, penalty: float) -> Floats:
+    """Least `costs` [S, U + 1] where any number of words may be inserted first."""
+    if penalty == np.inf:
+        return costs
+    ramp = penalty * np.arange(costs.shape[1])
+    return np.minimum.accumulate((costs + ramp)[:, ::-1], axis=1)[:, ::-1] - ramp
+
+
+def _substitutions(words: Ints, written: Ints, forgive: Forgiveness) -> Floats:
+    """Penalties [W, U] of each of `words` in place of each that was written."""
+    return np.where(words[:, None] == written, 0.0, forgive.substitution)
