@@ -89,9 +89,8 @@ class Operator:
             known = [(name, places[name]) for name in asked if name in places]
             tensors = [one for one in known if types.get(one[0], Tensor) is Tensor]
             options = [one for one in known if one not in tensors]
-            self._saved_names, self._saved = [name for name, _ in tensors], _picker([i for _, i in tensors])
-            self._option_names = [name for name, _ in options]
-            self._options = _picker([i for _, i in options])
+            self._kept_names = [name for name, _ in (*tensors, *options)]
+            self._saved, self._options = (_picker([i for _, i in kind]) for kind in (tensors, options))
         self.op = self._custom(kernel.__name__.lstrip("_"), types, fake, mutates)
 
     def _custom(
@@ -123,29 +122,33 @@ class Operator:
 
     def __call__(self, *given: Any) -> Any:
         inputs = given[0] if self._takes_tuple else given
-        is_compiled = torch.compiler.is_compiling()  # which cannot follow an itemgetter
-        tensors = () if is_compiled else self._pick(inputs)
+        if torch.compiler.is_compiling():  # which cannot follow an itemgetter
+            return self._custom_call(inputs)
+        tensors = self._pick(inputs)
         if is_watched() or not _PLAIN_TENSORS.issuperset(map(type, tensors)):
-            if not is_compiled:
-                refuse_functional_gradient(tensors)
-            found = self.op(*inputs)
-            return self._result(*found) if self._fields else found
+            refuse_functional_gradient(tensors)
+            return self._custom_call(inputs)
         refuse_forward_mode()
         if not torch.is_grad_enabled():
             found = self.kernel(inputs)
             for i in self._mutated:
                 torch.autograd.graph.increment_version(inputs[i])
             return found
-        wanted = [tensor for tensor in tensors if tensor.requires_grad]
+        named = zip(self._tensor_names, tensors, strict=True)
+        wanted = {name: tensor for name, tensor in named if tensor.requires_grad}
         if not wanted:
             return self.kernel(inputs)
         if self._gradient is not None:
             rest: list[Tensor] = []
-            first = _apply((self, inputs, rest), *wanted)
+            first = _apply((self, inputs, list(wanted), rest), *wanted.values())
             return self._result(first, *rest) if self._fields else first
         with torch.no_grad():
             found = self.kernel(inputs)
-        return found if found is None else first_only(found, *wanted)
+        return found if found is None else first_only(found, *wanted.values())
+
+    def _custom_call(self, inputs: tuple[Any, ...]) -> Any:
+        found = self.op(*inputs)
+        return self._result(*found) if self._fields else found
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         results = output if isinstance(output, tuple) else (output,)
@@ -155,7 +158,7 @@ class Operator:
     def keep(self, ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
         known = (*inputs, *results)
         ctx.save_for_backward(*self._saved(known))
-        ctx.options = dict(zip(self._option_names, self._options(known), strict=True))
+        ctx.options = self._options(known)
         ctx.set_materialize_grads(False)
 
     def backward(self, ctx: Any, factor: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
@@ -165,10 +168,10 @@ class Operator:
     def gradients(self, ctx: Any, factor: Tensor | None, is_last: bool) -> dict[str, Tensor | None]:
         if factor is None or self._gradient is None:
             return {}
-        kept: dict[str, Any] = dict(zip(self._saved_names, ctx.saved_tensors, strict=True))
+        kept: dict[str, Any] = dict(zip(self._kept_names, (*ctx.saved_tensors, *ctx.options), strict=True))
         if self._asks_for_last:
             kept["is_last"] = is_last
-        return self._gradient(factor, **kept, **ctx.options)
+        return self._gradient(factor, **kept)
 
 
 class _Node(torch.autograd.Function):
@@ -178,14 +181,14 @@ class _Node(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, call: tuple[Operator, tuple[Any, ...], list[Tensor]], *_: Tensor) -> Tensor:
-        owner, inputs, rest = call
+    def forward(
+        ctx: Any, call: tuple[Operator, tuple[Any, ...], list[str], list[Tensor]], *_: Tensor
+    ) -> Tensor:
+        owner, inputs, wanted, rest = call
         found = owner.kernel(inputs)
         results = found if isinstance(found, tuple) else (found,)
         owner.keep(ctx, inputs, results)
-        ctx.owner = owner
-        given = zip(owner._tensor_names, owner._pick(inputs), strict=True)
-        ctx.wanted = [name for name, tensor in given if tensor.requires_grad]
+        ctx.owner, ctx.wanted = owner, wanted
         rest += results[1:]
         first: Tensor = results[0]
         return first

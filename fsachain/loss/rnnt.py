@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -37,14 +38,15 @@ def _arc_kinds(arcs: tuple[int, ...]) -> npt.NDArray[np.int64]:
 
 def grid_batch(rows: Rows, starts: Tensor, arcs: npt.NDArray[np.int64]) -> GridBatch:
     """The grids of scores [K, cells] that are made from rows."""
-    sizes: list[Any] = []
-    boxes: list[Any] = []
+    sizes: list[int] = []
+    boxes: list[int] = []
     sequences, cells = rows.sequences.tolist(), num_cells(rows)
-    firsts = starts.tolist() if starts.numel() else [[0, 0]] * len(sequences)
+    firsts = starts.tolist() or [(0, 0)] * len(sequences)
     for (_, _, frames, _, last, labels, cell, step), (t, u) in zip(sequences, firsts, strict=True):
-        sizes.append((t, u, last - t, labels - u))
-        boxes.append([(cell + k * cells, step, 1, frames, step) for k in range(len(arcs))])
-    return GridBatch(arcs, np.array(sizes), np.array(boxes))
+        sizes += t, u, last - t, labels - u
+        for k in range(len(arcs)):
+            boxes += cell + k * cells, step, 1, frames, step
+    return GridBatch(arcs, np.array(sizes).reshape(-1, 4), np.array(boxes).reshape(-1, len(arcs), 5))
 
 
 class RnntCall(NamedTuple):
@@ -247,7 +249,7 @@ rnnt = Operator(_rnnt, _fake_rnnt, _rnnt_backward, needs=GradientCall._fields[:-
 def rnnt_call(logits: Tensor, given: Given, arcs: Sequence[GridArc], **options: Any) -> RnntCall:
     """Of checked arguments, options as in `RnntCall`; by default one softmax over all classes, no delays."""
     heads, delays = options.pop("heads", [logits.shape[-1], -1]), options.pop("delays", [0.0] * len(arcs))
-    kinds, forgive = [number for arc in arcs for number in arc], options.pop("forgive", [])
+    kinds, forgive = list(chain(*arcs)), options.pop("forgive", [])
     return RnntCall(logits, *given, kinds, heads, delays, forgive, wants_gradient(logits), **options)
 
 

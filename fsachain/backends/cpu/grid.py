@@ -259,7 +259,7 @@ def _run(kernel: Any, batch: GridBatch, values: Reals) -> Array:
 
 def _for_each(batch: GridBatch, job: Callable[[int, Array, int], None]) -> None:
     """job(n, work, columns) for each sequence, longest first; work [K + 2, cells]."""
-    jobs, kinds = [], len(batch.arcs) + 2
+    jobs, total, kinds = [], 0, len(batch.arcs) + 2
 
     def run(cells: int, n: int, columns: int) -> None:
         buffer = borrow(kinds * cells * 8)
@@ -269,7 +269,9 @@ def _for_each(batch: GridBatch, job: Callable[[int, Array, int], None]) -> None:
     for n, (_, _, frames, labels) in enumerate(batch.sizes.tolist()):
         # A block before the first label, and those that the labels need.
         columns = PAD * ((labels + PAD) // PAD + 1)
-        jobs.append(((frames + labels + 1) * columns + PAD, n, columns))
+        cells = (frames + labels + 1) * columns + PAD
+        jobs.append((cells, n, columns))
+        total += cells
     jobs.sort(reverse=True)
-    run_all([partial(run, *one) for one in jobs], NODE * sum([cells for cells, _, _ in jobs]))
+    run_all([partial(run, *one) for one in jobs], NODE * total)
     trim()

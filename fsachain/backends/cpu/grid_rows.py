@@ -403,15 +403,20 @@ def _gradient(
     out: Reals,
 ) -> None:
     form, flat, into, (_, width) = FORMS[logits.itemsize], logits.reshape(-1), out.reshape(-1), logits.shape
-    given, kind, lanes = tuple(rows), logits.dtype, form.width
-    entries = 0 if limit == np.inf else lanes, 3, 2 * len(rows.classes) + 1
+    given, kind = tuple(rows), (logits.dtype, 0 if limit == np.inf else 2 * len(rows.classes) + 1)
 
     def job(n: int, first: int, last: int) -> None:
-        work = np.empty((2, lanes)), np.empty((2, lanes), kind), np.empty(entries)
-        options = weights[n], limit
+        work, options = _gradient_work(get_ident(), *kind), (weights[n], limit)
         gradient(form, flat, given, n, (first, last), width, pieces, stats, occupancy, options, work, into)
 
     _over_spans(rows, width, 2, job)
+
+
+@lru_cache(maxsize=256)
+def _gradient_work(thread: int, kind: np.dtype[Any], entries: int) -> tuple[Any, ...]:
+    """What `gradient` works in; each thread has its own. entries: of a row that are clamped, 0 without a limit."""
+    lanes = WIDTH[kind.itemsize]
+    return np.empty((2, lanes)), np.empty((2, lanes), kind), np.empty((lanes if entries else 0, 3, entries))
 
 
 @lru_cache(maxsize=64)
@@ -428,10 +433,14 @@ def _no_stats(log_probs: Reals) -> Reals:
 
 def _over_spans(rows: Rows, width: int, frames: int, job: Callable[[int, int, int], None]) -> None:
     """job(n, first, last) for spans of the frames of all sequences, how many are in this column of `Rows.sequences`."""
-    sizes = [(sequence[frames], sequence[3]) for sequence in rows.sequences.tolist()]
-    work = sum([count * per_frame for count, per_frame in sizes]) * (_ROW + _ENTRY * width)
-    jobs, is_alone = [], threads_for(work) == 1
-    for n, (count, per_frame) in enumerate(sizes):
-        step = max(1, count if is_alone else _SPAN_ENTRIES // max(1, per_frame * width))
+    sequences = rows.sequences.tolist()
+    work = sum([sequence[frames] * sequence[3] for sequence in sequences]) * (_ROW + _ENTRY * width)
+    if threads_for(work) == 1:
+        for n, sequence in enumerate(sequences):
+            job(n, 0, sequence[frames])
+        return
+    jobs: list[Callable[[], None]] = []
+    for n, sequence in enumerate(sequences):
+        count, step = sequence[frames], max(1, _SPAN_ENTRIES // max(1, sequence[3] * width))
         jobs += [partial(job, n, first, min(first + step, count)) for first in range(0, count, step)]
     run_all(jobs, work)

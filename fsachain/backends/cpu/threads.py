@@ -62,11 +62,11 @@ def run_all(jobs: Sequence[Callable[[], None]], work: float = math.inf) -> None:
 
     work: see `threads_for`. An error of a job is raised once all threads have stopped.
     """
-    count = min(threads_for(work), len(jobs))
-    if count <= 1:
+    if len(jobs) <= 1 or threads_for(work) == 1:
         for job in jobs:
             job()
         return
+    count = min(get_num_threads(), len(jobs))
     # Each thread takes the next job when it is free; next() of one iterator is safe under the GIL.
     waiting = iter(jobs)
 
