@@ -16,7 +16,7 @@ namespace fsachain {
 
 static const int kTile = 32;
 static const int kTileFrames = kTile / kSequences;  // a tile's rows: so many frames of a group's sequences
-static const int kReaders = 8;                      // warps of a block that reads frames
+static const int kReaders = THREADS / 32;           // warps of a block that reads frames
 static const int kOwnRows = kTile / kReaders;       // of a warp
 
 // What the scores of one frame of one sequence need; joined over the lanes of a warp.

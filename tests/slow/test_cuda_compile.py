@@ -37,16 +37,19 @@ def test_variants_compile_and_spill_nothing(monkeypatch):
 
     def kernels():
         # Plans stay with tables.
-        monkeypatch.setattr(cuda_configurations, "_denominator", cache(make_denominator))
+        for name, make in makers.items():
+            monkeypatch.setattr(cuda_configurations, name, cache(make))
         return set(main_kernels(GPUS[90]))
 
-    make_denominator = cuda_configurations._denominator.__wrapped__
+    makers = {
+        name: getattr(cuda_configurations, name).__wrapped__ for name in ("_denominator", "_numerators")
+    }
     usual, others = kernels(), set()
     for name, (attribute, value) in gpu_report.VARIANTS.items():
         with monkeypatch.context() as patch:
             patch.setattr(cuda_plan, attribute, value)
             own = kernels() - usual
-        # These two change data, or smaller graphs.
+        # These change data, or smaller graphs.
         assert own or attribute in ("SPREAD", "METADATA_ON_CHIP"), name
         others |= own
     spilled = [entry for entry in cuda_compile.compile_kernels(others, 90) if entry.spill_bytes]

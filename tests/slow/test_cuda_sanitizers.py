@@ -17,6 +17,7 @@ from random_graphs import left_to_right_graph, twin_graph
 
 from fsachain import TableBatch, compile_table, forward_backward
 from fsachain.backends.cuda import backend as cuda
+from fsachain.backends.cuda import launch
 from fsachain.backends.cuda.plan import clusters_of
 from fsachain.denominator import DenominatorGraph
 from tools.bench.workloads import connected
@@ -140,7 +141,9 @@ def small_blocks(case):
         sizes = dict.fromkeys(("plan.OWN_THREADS", "plan.MEMORY_THREADS", "launch.THREADS"), 64)
         for name, value in (sizes | dict(case.patched)).items():
             patch.setattr(f"fsachain.backends.cuda.{name}", value)
+        launch.kernels_of.cache_clear()  # they know how many threads there are
         yield
+    launch.kernels_of.cache_clear()
 
 
 @cache

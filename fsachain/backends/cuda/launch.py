@@ -74,7 +74,7 @@ from fsachain.backends.cuda.plan import (
 from fsachain.batch import TableBatch
 from fsachain.table import TransitionTable
 
-THREADS = 256  # as kReaders of frames.cu
+THREADS = 256
 BUSY_THREADS = 4096  # for each multiprocessor, of which it runs half at once
 TILE = 32  # of frames.cu
 DEFAULT_SHARE = 1.0 / 16.0  # of a device's memory, for the history of one call where no budget is given
@@ -142,7 +142,8 @@ def kernels_of(
     # `read_frames` makes nothing of `out`; with the usual one it is compiled together with `write_occupancies`.
     usual = "float64" if scores == "float64" else "float32"
     reads, writes = (
-        macros(KIND=kind, LANES=lanes, CHUNK=plan.chunk, ELEMENT=scores, OUT=dtype) for dtype in (usual, out)
+        macros(KIND=kind, LANES=lanes, CHUNK=plan.chunk, ELEMENT=scores, OUT=dtype, THREADS=THREADS)
+        for dtype in (usual, out)
     )
     text = "forward_backward.cu"
     return Kernels(
