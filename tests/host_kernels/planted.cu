@@ -102,6 +102,16 @@ extern "C" __global__ void wait_for_ever(int* out) {
   __syncthreads();
 }
 
+// What has been copied: waited for where `wait` is 1.
+extern "C" __global__ void copies(int* out, int wait) {
+  int* box = reinterpret_cast<int*>(shared_memory);
+  box[threadIdx.x] = -1;
+  cuda_on_host::copy_async(box + threadIdx.x, out + threadIdx.x, sizeof(int));
+  cuda_on_host::end_copies();
+  cuda_on_host::wait_for_copies(1 - wait);
+  out[threadIdx.x] = box[threadIdx.x];
+}
+
 // Exchanges of a cluster of two: `FAULT` says what is wrong with them.
 #ifndef FAULT
 #define FAULT 0
@@ -122,9 +132,11 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) exchange_twice(int* out) {
     if (FAULT == kReadsEarly) sum += box[(1 - rank) * count + threadIdx.x];
     if (FAULT == kArrivesTwice && threadIdx.x == 2) fsachain::arrive_at(arrivals, rank);
     if (FAULT == kLeavesEarly && rank == 1) return;
-    exchange.end(2 * count * sizeof(int) + (FAULT == kAwaitsMore ? 4 : 0));
+    exchange.begin_end(2 * count * sizeof(int) + (FAULT == kAwaitsMore ? 4 : 0));
+    exchange.end();
     value = box[(1 - rank) * count + threadIdx.x];
-    exchange.end(0);  // before the box is written anew
+    exchange.begin_end(0);  // before the box is written anew
+    exchange.end();
   }
   out[blockIdx.x * count + threadIdx.x] = value + sum;
 }

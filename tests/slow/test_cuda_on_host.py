@@ -92,6 +92,8 @@ def test_a_sanitizer_finds_what_a_launch_does_not_show(kernel, more, finding):
 def test_a_value_that_is_read_before_it_has_come_is_another_one():
     right, early = (launch(host(), name, ZEROS).read(np.int32) for name in ("none", "reads early"))
     assert (right != early).any()
+    right, early = (launch(host(), "copies", ZEROS, wait).read(np.int32) for wait in (1, 0))
+    assert (right == ZEROS).all() and (early != ZEROS).any()
 
 
 @pytest.mark.parametrize("kernel", ["read_unwritten_shared", "read_unwritten"])

@@ -224,31 +224,25 @@ def shared_bytes(sizes: npt.NDArray[Any], plan: Plan, kind: int, arc: Any, lanes
     Each array begins at a multiple of 16 bytes, for which some bytes are added. arc: bytes of an arc, of all tables or
     of each. lanes: sequences of a thread.
     """
-    both = (2 + plan.ahead) * sizes["columns"] + 2 * plan.cluster * (plan.threads // WARP)
-    forward = 2 * sizes["states"] + sizes["forward_partials"] + both
-    backward = (
-        sizes["pairs"]
-        + sizes["max_shard_states"]
-        + (1 + plan.ahead) * sizes["max_shard_pairs"]
-        + sizes["backward_partials"]
-        + both
-    )
-    row, arcs, entry = VALUE_BYTES[kind] * lanes, arc if plan.arcs_on_chip else 0, ENTRY_BYTES[kind]
+    row, entry, pairs = VALUE_BYTES[kind] * lanes, ENTRY_BYTES[kind], sizes["max_shard_pairs"]
+    arcs = arc if plan.arcs_on_chip else 0
+    both: list[Any] = [
+        row * (2 + plan.ahead) * sizes["columns"],
+        row * 2 * plan.cluster * (plan.threads // WARP),
+        16,
+    ]
     chunks, segments = (
         [size * sizes[f"{direction}_{name}"] for direction in ("forward", "backward")]
         for name, size in (("chunks", CHUNK_BYTES), ("segments", SEGMENT_BYTES))
     )
-    pairs = sizes["max_shard_pairs"]
-    metadata = (
-        [chunks[0], segments[0], entry * pairs][: plan.forward_metadata],
-        [chunks[1], segments[1], PAIR_BYTES * pairs, entry * sizes["backward_segments"]][
-            : plan.backward_metadata
-        ],
-    )
-    return 12 * 16 + np.maximum(
-        forward * row + sizes["forward_arcs"] * arcs + sum(metadata[0]),
-        backward * row + sizes["backward_arcs"] * arcs + sum(metadata[1]),
-    )
+    forward = [row * 2 * sizes["states"], row * sizes["forward_partials"], arcs * sizes["forward_arcs"]]
+    forward += [chunks[0], segments[0], entry * pairs][: plan.forward_metadata]
+    backward = [row * sizes["pairs"], row * sizes["max_shard_states"], row * (1 + plan.ahead) * pairs]
+    backward += [row * sizes["backward_partials"], arcs * sizes["backward_arcs"]]
+    read = [chunks[1], segments[1], PAIR_BYTES * pairs, entry * sizes["backward_segments"]]
+    backward += read[: plan.backward_metadata]
+    passes = [sum(arrays) + 16 * len(arrays) for arrays in (both + forward, both + backward)]
+    return np.maximum(passes[0], passes[1])
 
 
 def plan_shared(table: TransitionTable, limits: Limits, kind: int, arc: int) -> PlannedTables:
