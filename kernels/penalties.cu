@@ -1,5 +1,6 @@
-// The penalties on large scores, one pass over them: sums of w y^2 and w (|y| - limit)_+^2 over the real frames of each
-// sequence, and the derivative of -1/2 l2 and -1/2 out_of_range times these, which is added to the gradient.
+// The penalties on large scores, one pass over them: sums of y^2 and (|y| - limit)_+^2 over the real frames of each sequence,
+// and the derivative of -1/2 l2 and -1/2 out_of_range times w times these, which is added to the gradient; and all that a
+// loss adds up over its sequences.
 //
 // Block (c, n) works on frames ROWS c .. ROWS c + ROWS - 1 of sequence n, a warp on a frame, its lanes along the pdfs. Which
 // thread adds what, and so every bit, depends on the sequence's own length and the number of pdfs alone. Sums are in float64;
@@ -12,9 +13,6 @@
 #include "block_sum.cuh"
 #include "elements.cuh"
 
-#ifndef OUT
-#define OUT float
-#endif
 #ifndef ROWS
 #define ROWS 32
 #endif
@@ -44,49 +42,40 @@ __device__ __forceinline__ bool costs(Real y, const Penalty& penalty, double& ex
   return within ? penalty.l2 != 0.0 : y > -infinity() && y < infinity();
 }
 
-// What one score costs; the derivative is added to `gradient` unless that is null.
+// What one score costs.
 template <typename Real>
-__device__ __forceinline__ void add_score(Real y, const Penalty& penalty, double weight, double& squares, double& excesses,
-                                          OUT* gradient) {
+__device__ __forceinline__ void add_score(Real y, const Penalty& penalty, double& squares, double& excesses) {
   double excess;
   if (!costs(y, penalty, excess)) return;
   const double value = y;
   squares = fma(value, value, squares);
   excesses = fma(excess, excess, excesses);
-  if (gradient == nullptr) return;
-  *gradient = static_cast<OUT>(fma(-weight, slope(value, excess, penalty), static_cast<double>(*gradient)));
 }
 
 }  // namespace fsachain
 
-// sums [N][gridDim.x][2]: of each block of each sequence, without the weight; blocks past its end write nothing.
+// sums [N][gridDim.x][2]: the two of of each block of each sequence, without the weight; blocks past its end write nothing.
 extern "C" __global__ void __launch_bounds__(256)
     penalties(const ELEMENT* scores, long long by_sequence, long long by_frame, long long by_pdf, long long num_pdfs,
-              const long long* lengths, const double* weights, double l2, double out_of_range, double limit, OUT* out,
-              long long out_by_sequence, long long out_by_frame, long long out_by_pdf, double* sums) {
+              const double* lengths, double l2, double out_of_range, double limit, double* sums) {
   using namespace fsachain;
-  const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
-  const long long last = lengths[n] < first + ROWS ? lengths[n] : first + ROWS;
-  const double weight = weights[n];
-  if (first >= last || weight == 0.0) return;
+  const long long n = blockIdx.y, length = static_cast<long long>(lengths[n]);
+  const long long first = static_cast<long long>(blockIdx.x) * ROWS, last = length < first + ROWS ? length : first + ROWS;
+  if (first >= last) return;
   const Elements elements{scores, by_sequence, by_frame, by_pdf};
   const Penalty penalty{l2, out_of_range, limit};
   double squares = 0.0, excesses = 0.0;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   for (long long t = first + warp; t < last; t += warps) {
     const ELEMENT* row = elements.row(n, t);
-    OUT* into = out ? out + n * out_by_sequence + t * out_by_frame : nullptr;
     for (long long begin = lane; begin < num_pdfs; begin += 32 * kTogether) {
       ELEMENT held[kTogether];
 #pragma unroll
       for (int r = 0; r < kTogether; ++r)
         if (begin + 32 * r < num_pdfs) held[r] = row[(begin + 32 * r) * by_pdf];
 #pragma unroll
-      for (int r = 0; r < kTogether; ++r) {
-        const long long p = begin + 32 * r;
-        if (p < num_pdfs)
-          add_score(number_of(held[r]), penalty, weight, squares, excesses, into ? into + p * out_by_pdf : nullptr);
-      }
+      for (int r = 0; r < kTogether; ++r)
+        if (begin + 32 * r < num_pdfs) add_score(number_of(held[r]), penalty, squares, excesses);
     }
   }
   double* parts = reinterpret_cast<double*>(shared_memory);
@@ -99,38 +88,61 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// terms [2] = -1/2 l2 and -1/2 out_of_range times the weighted sums over all sequences; one block.
+// values [N] = num - scale x den, NaN where that is not finite; ok [N]: where it is; total: the objective, the penalties and
+// consistency[0]; sums: `SUMS` of fsachain/loss/base.py. penalty_sums: of `penalties`; it and consistency may be null. One block.
 extern "C" __global__ void __launch_bounds__(256)
-    penalty_terms(const double* sums, long long num_blocks, long long num_sequences, const long long* lengths,
-                  const double* weights, double l2, double out_of_range, double* terms) {
+    loss_terms(const double* num, const double* den, const double* weights, const double* lengths, long long num_sequences,
+               double scale, double excluded_objf, const double* penalty_sums, long long num_blocks, double l2,
+               double out_of_range, const double* consistency, double* values, unsigned char* ok, double* sums,
+               double* total) {
   using namespace fsachain;
-  double squares = 0.0, excesses = 0.0;
+  double objf = 0.0, squares = 0.0, excesses = 0.0, frames = 0.0, frames_ok = 0.0;
   for (long long n = threadIdx.x; n < num_sequences; n += blockDim.x) {
-    if (weights[n] == 0.0) continue;
+    const double value = num[n] - scale * den[n], own_frames = weights[n] * lengths[n];
+    const bool is_ok = value > -infinity() && value < infinity();
+    values[n] = is_ok ? value : static_cast<double>(not_a_number());
+    ok[n] = is_ok;
+    frames += own_frames;
+    if (!is_ok) continue;
+    frames_ok += own_frames;
+    objf += weights[n] * value;
+    if (penalty_sums == nullptr || weights[n] == 0.0) continue;
     double own[2] = {0.0, 0.0};
     for (long long c = 0; c * ROWS < lengths[n]; ++c) {
-      own[0] += sums[2 * (n * num_blocks + c)];
-      own[1] += sums[2 * (n * num_blocks + c) + 1];
+      own[0] += penalty_sums[2 * (n * num_blocks + c)];
+      own[1] += penalty_sums[2 * (n * num_blocks + c) + 1];
     }
     squares = fma(weights[n], own[0], squares);
     excesses = fma(weights[n], own[1], excesses);
   }
   double* parts = reinterpret_cast<double*>(shared_memory);
+  objf = block_sum(objf, parts);
   squares = block_sum(squares, parts);
   excesses = block_sum(excesses, parts);
-  if (threadIdx.x == 0) {
-    terms[0] = -0.5 * l2 * squares;
-    terms[1] = -0.5 * out_of_range * excesses;
-  }
+  frames = block_sum(frames, parts);
+  frames_ok = block_sum(frames_ok, parts);
+  if (threadIdx.x > 0) return;
+  const double of_squares = -0.5 * l2 * squares, of_excesses = -0.5 * out_of_range * excesses;
+  const double apart = consistency == nullptr ? 0.0 : consistency[0];
+  total[0] = objf + (of_squares + of_excesses) + apart;
+  sums[0] = objf + excluded_objf * (frames - frames_ok);
+  sums[1] = objf;
+  sums[2] = of_squares;
+  sums[3] = of_excesses;
+  sums[4] = 0.0;
+  sums[5] = apart;
+  sums[6] = frames;
+  sums[7] = frames_ok;
+  sums[8] = frames_ok > 0.0 ? -frames_ok : -1.0;
 }
 
-// out = factor x frame_weights[n][t] x (gradient + the derivative of the penalties), 0 behind a sequence's length; `out` is of the
-// scores' type and may be the same array as the gradient; frame_weights may be null.
+// out = factor x frame_weights[n][t] x (gradient + the derivative of the penalties), 0 behind a sequence's length and where it is
+// not ok; `out` is of the scores' type and may be the same array as the gradient; frame_weights may be null.
 extern "C" __global__ void __launch_bounds__(256)
     finish_gradient(const ELEMENT* scores, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
                     long long num_pdfs, const fsachain::Number* gradient, long long gradient_by_sequence,
                     long long gradient_by_frame, long long gradient_by_pdf, const double* lengths, const double* weights,
-                    double l2, double out_of_range, double limit, const double* frame_weights, const double* factor,
+                    const unsigned char* ok, double l2, double out_of_range, double limit, const double* frame_weights, const double* factor,
                     ELEMENT* out, long long out_by_sequence, long long out_by_frame, long long out_by_pdf) {
   using namespace fsachain;
   const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
@@ -141,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(256)
     const ELEMENT* row = scores + n * by_sequence + t * by_frame;
     const Number* from = gradient + n * gradient_by_sequence + t * gradient_by_frame;
     ELEMENT* into = out + n * out_by_sequence + t * out_by_frame;
-    if (t >= lengths[n]) {
+    if (!ok[n] || t >= lengths[n]) {
       for (long long p = threadIdx.x % 32; p < num_pdfs; p += 32) put(into + p * out_by_pdf, 0.0f);
       continue;
     }

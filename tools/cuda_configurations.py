@@ -138,11 +138,10 @@ def _rest(device: DryDevice, dtype: str, labels: str) -> None:
     for out in (None, gradient):
         cuda.scale_rows(device, device.array(wide, 4, FRAMES, 500), device.empty(32), logits)
         cuda.spread_rows(device, gradient, device.array("int32", 4, 502), device.empty(32), logits)
-        cuda.add_penalties(device, logits, lengths, device.empty(32), (1.0, 1.0, 30.0), out)
-        cuda.finish_gradient(
-            *(device, gradient, logits, device.empty(32), device.empty(32), (1.0, 1.0, 30.0), None),
-            *(device.empty(8), logits),
-        )
+        numbers, factors, four = device.array("float64", 2, 4), (1.0, 1.0, 30.0), device.array("float64", 4)
+        terms = cuda.LossTerms(four, four, four, four)
+        cuda.loss_terms(device, logits, FRAMES, numbers, (four, four), 1.0, 0.0, factors, None, terms)
+        cuda.finish_gradient(device, gradient, logits, numbers, four, factors, None, four, logits)
         cuda_ctc.ctc(device, logits, targets, lengths, cuda_ctc.Task(0), out)
     am, lm, pairs = (device.array(wide, *shape) for shape in ((4, FRAMES, 500), (4, 9, 500), (4, 9, FRAMES)))
     cuda_grid.pair_log_sums(device, am, lm, pairs, 1e-25, pairs)

@@ -29,6 +29,7 @@ import torch
 
 from fsachain import Fsa, TableBatch, best_path, forward_backward
 from fsachain.backends import arrays
+from fsachain.backends.cuda import backend as cuda_backend
 from fsachain.backends.cuda import device as cuda_device
 from fsachain.backends.cuda import launch as cuda_launch
 from fsachain.backends.cuda.device import KernelSpec
@@ -156,17 +157,33 @@ def paths(device: torch.device) -> Iterator[Check]:
 
 
 def penalties(device: torch.device) -> Iterator[Check]:
-    weights, factors = np.array([1.0, 0.5, 0.0, 2.0]), (0.01, 0.5, 30.0)
+    """The sums of a loss of log Z 3, 2, -inf and 0, and the gradient that its penalties have."""
+    weights, factors = np.array([1.0, 0.5, 4.0, 2.0]), (0.01, 0.5, 30.0)
+    num, ok = torch.tensor([3.0, 2.0, -np.inf, 0.0]).double(), torch.tensor([True, True, False, True])
+    numbers, used = torch.from_numpy(np.stack([weights, LENGTHS])), np.where(ok, weights, 0.0)
+    given = [x.to(device) for x in (numbers, num, ok, torch.ones(1).double())]
     for dtype in DTYPES:
         scores = make_scores(dtype).clamp(-300.0, 300.0)
         expected = np.zeros(scores.shape)
-        terms = reference.add_penalties(scores.double().numpy(), LENGTHS, weights, factors, expected)
-        out = torch.zeros(scores.shape, dtype=torch.float64 if dtype == "float64" else torch.float32)
-        out = out.to(device)
-        call = bind(denominator(80, 600), scores.to(device), LENGTHS)
-        found = call.add_penalties(torch.from_numpy(weights).to(device), factors, out)
-        yield compare(f"{dtype}: terms", found, terms, near(terms))
-        yield compare(f"{dtype}: derivatives", out, expected, near(expected))
+        terms = reference.add_penalties(scores.double().numpy(), LENGTHS, used, factors, expected)
+        there = scores.to(device)
+        (at, log_z, is_ok, one), on = map(cuda_backend.view, given), cuda_backend.find_device(there)
+        results = torch.empty_like(given[1]), torch.empty_like(given[2]), *given[1].new_empty(2, 9)
+        out = torch.zeros(scores.shape, dtype=torch.float64 if dtype == "float64" else torch.float32).to(
+            device
+        )
+        rows, into, made = (cuda_backend.view(x) for x in (there, out, torch.empty_like(there)))
+        found = cuda_backend.LossTerms(*map(cuda_backend.view, results))
+        rest = (log_z, log_z), 0.5, -10.0, factors, None, found
+        cuda_backend.loss_terms(on, rows, FRAMES, at, *rest)
+        objf = float(used @ np.nan_to_num(0.5 * num.numpy(), neginf=0.0))
+        frames, frames_ok = float(weights @ LENGTHS), float(used @ LENGTHS)
+        sums = [objf - 10.0 * (frames - frames_ok), objf, *terms, 0.0, 0.0, frames, frames_ok, -frames_ok]
+        yield compare(f"{dtype}: sums", results[2], np.array(sums), near(sums))
+        yield compare(f"{dtype}: ok", results[1], ok, 1.0)
+        cuda_backend.finish_gradient(on, into, rows, at, is_ok, factors, None, one, made)
+        rounding = 2.0 * torch.finfo(scores.dtype).eps * np.maximum(1.0, np.abs(expected))
+        yield compare(f"{dtype}: derivatives", made.owner, expected, near(expected) + rounding)
 
 
 def scaled_rows(device: torch.device) -> Iterator[Check]:

@@ -50,11 +50,6 @@ class Recursion(Protocol):
     ) -> LogProbs:
         """Add weights [N] (float64) times occupancy (7) to out [N, T, P], float32 or (for float64 scores) float64."""
 
-    def add_penalties(
-        self, scores: Any, lengths: Lengths, weights: Any, factors: tuple[float, float, float], out: Any
-    ) -> Any:
-        """The two penalties, float64 [2], and their derivatives, unless `out` is empty; see `reference.sums`."""
-
     def best_paths(
         self, batch: TableBatch, scores: Any, lengths: Lengths, memory_budget: float | None
     ) -> Paths:
@@ -86,3 +81,4 @@ class Backend(NamedTuple):
     ctc: ModuleType  # log_probs, gradient
     grid: Any  # see `fsachain.backends.grid_call.Grid`
     grid_rows: Any
+    penalties: ModuleType  # add_penalties

@@ -34,7 +34,8 @@ from fsachain.table import TransitionTable
 BackendName = Literal["auto", "reference", "cpu", "cuda"]
 
 _REFERENCE = Backend(
-    reference, reference, reference_paths, reference_mbr, reference_ctc, reference_grid, reference_grid
+    *(reference, reference, reference_paths, reference_mbr, reference_ctc, reference_grid, reference_grid),
+    penalties=reference,
 )
 _ON_HOST = ("cpu", "reference")
 
@@ -46,7 +47,7 @@ def _cpu() -> Backend | str:
         from fsachain.backends.cpu import backend, ctc, grid, grid_rows, log, paths
     except ImportError as error:
         return f"numba cannot be imported ({str(error).splitlines()[0]})"
-    return Backend(backend, log, paths, backend, ctc, grid, grid_rows)
+    return Backend(backend, log, paths, backend, ctc, grid, grid_rows, backend)
 
 
 def _backend(name: str) -> Backend:
@@ -117,9 +118,9 @@ class Call:
         return self.backend.recursion.write_occupancy(*inputs, lists), out
 
     def add_penalties(self, weights: Any, factors: tuple[float, float, float], out: Any) -> Any:
-        """See `Recursion.add_penalties`; only where the backend shares the caller's memory."""
+        """See `reference.sums.add_penalties`; of the host only, where the backend shares the caller's memory."""
         inputs = self.scores, self.lengths, self.there(weights), factors, self.there(out)
-        return self.back(self.backend.recursion.add_penalties(*inputs))
+        return self.back(self.backend.penalties.add_penalties(*inputs))
 
     def best_paths(self, batch: TableBatch) -> Paths:
         found = self.backend.recursion.best_paths(batch, self.scores, self.lengths, self.memory_budget)

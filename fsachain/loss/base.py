@@ -126,9 +126,9 @@ class Terms(NamedTuple):
     """The weighted sums of a batch over ok sequences, before division by their frames; float64 but for ok and the buffers.
 
     total: objf and the three terms, the only result with a gradient. values [N]: what each sequence adds to
-    objf, before its weight; not finite where it is not ok. gradient [N, T, P]: d total / d nnet_output; numerator [N, T,
-    P]: w_n times the numerator's occupancy; each is empty unless asked for. frames, weights: T_n and w_n [N], where the
-    scores live.
+    objf, before its weight; not finite where it is not ok. sums: see `SUMS`. gradient [N, T, P]: d total / d nnet_output;
+    numerator [N, T, P]: w_n times the numerator's occupancy; each is empty unless asked for. numbers [3, N]: see
+    `placed_numbers`.
     """
 
     total: Tensor
@@ -136,13 +136,25 @@ class Terms(NamedTuple):
     den_log_prob: Tensor
     values: Tensor
     ok: Tensor
-    l2_term: Tensor
-    out_of_range_term: Tensor
-    consistency_term: Tensor
+    sums: Tensor
     gradient: Tensor
     numerator: Tensor
-    frames: Tensor
-    weights: Tensor
+    numbers: Tensor
+
+
+# Sums over a batch, fields of `LossRecord`, as they lie in `Terms`; of a cross-entropy branch 0. The divisor is that of the
+# objective in the loss: -weight_ok, and -1 where all are excluded, since every term is zero then, and so is its gradient.
+SUMS = (
+    "objf",
+    "objf_ok",
+    "l2_term",
+    "out_of_range_term",
+    "xent_objf",
+    "consistency_term",
+    "weight",
+    "weight_ok",
+    "divisor",
+)
 
 
 def fake_terms(call: SequenceCall) -> Terms:
@@ -154,7 +166,7 @@ def fake_terms(call: SequenceCall) -> Terms:
     buffers = new_buffer(output, call.with_gradient), new_buffer(output, call.with_numerator)
     ok = new(size, dtype=torch.bool)
     values = new(size), new(size), new(size)
-    return Terms(new(), *values, ok, new(), new(), new(), *buffers, new(size), new(size))
+    return Terms(new(), *values, ok, new(len(SUMS)), *buffers, new(3, size))
 
 
 def terms_gradient(
@@ -168,8 +180,8 @@ class GradientCall(NamedTuple):
 
     gradient: Tensor
     scores: Tensor
-    frames: Tensor
-    weights: Tensor
+    numbers: Tensor
+    ok: Tensor
     frame_weights: Tensor
     factor: Tensor
     l2_regularize: float
@@ -183,11 +195,9 @@ def _finished_gradient(given: GradientCall) -> Tensor:
 def _finished_in(given: GradientCall, out: Tensor) -> Tensor:
     factors = given.l2_regularize, given.out_of_range_regularize, OUT_OF_RANGE
     device, each = cuda.find_device(given.scores), given.frame_weights
-    if each.numel():
-        each = real_frames(each.double(), given.frames).contiguous()
     where = cuda.view(given.gradient), cuda.view(given.scores.detach())
-    numbers = cuda.view(given.frames), cuda.view(given.weights)
-    by_frame = cuda.view(each) if each.numel() else None
+    numbers = cuda.view(given.numbers), cuda.view(given.ok)
+    by_frame = cuda.view(each.double().contiguous()) if each.numel() else None
     cuda.finish_gradient(device, *where, *numbers, factors, by_frame, cuda.view(given.factor), cuda.view(out))
     return out.detach()
 
@@ -201,8 +211,7 @@ def finished_gradient(
     factor: Tensor,
     gradient: Tensor,
     nnet_output: Tensor,
-    frames: Tensor,
-    weights: Tensor,
+    numbers: Tensor,
     ok: Tensor,
     frame_weights: Tensor,
     l2_regularize: float,
@@ -212,12 +221,11 @@ def finished_gradient(
     """As `terms_gradient`; on a device penalties and frame weights are the same pass as the factor."""
     if arrays.home_of(gradient) != "cuda":
         return terms_gradient(factor, gradient, nnet_output, is_last)
-    used = torch.where(ok, weights, 0.0)
     call = GradientCall(
         gradient,
         nnet_output,
-        frames,
-        used,
+        numbers,
+        ok,
         frame_weights,
         factor.double().reshape(1),
         l2_regularize,
@@ -230,17 +238,21 @@ def finished_gradient(
     return {"nnet_output": _finished_in(call, out)}
 
 
-def placed_weights(given: SequenceCall, batch: TableBatch, call: dispatch.Call) -> Tensor:
-    """The weights on the device of the scores; only those on the host are checked to be finite and >= 0."""
-    weights = given.weights
+def placed_numbers(given: SequenceCall, batch: TableBatch, call: dispatch.Call) -> Tensor:
+    """w_n, T_n and -s w_n, s the denominator's scale, on the device of the scores: float64 [3, N].
+
+    Only weights on the host are checked to be finite and >= 0.
+    """
+    weights, scale = given.weights, -given.denominator_scale
     if not weights.is_cpu:
-        return weights
+        return torch.stack([weights, call.place(call.lengths.astype(np.float64)), scale * weights])
     values = weights.numpy()
     bad = np.flatnonzero(~((values >= 0.0) & np.isfinite(values)))
     if bad.size:
         n = int(bad[0])
         raise ConfigError(f"weights[{n}] = {values[n]} ({batch.names[n]}); expected a finite number >= 0")
-    return weights if given.nnet_output.is_cpu else call.place(values)
+    numbers: Tensor = call.place(np.stack([values, call.lengths, scale * values]))
+    return numbers
 
 
 def by_denominator(
@@ -248,82 +260,100 @@ def by_denominator(
     call: dispatch.Call,
     run: Callable[[TableBatch, dispatch.Call, Any, Tensor], tuple[Tensor, ...]],
     out: Tensor,
-    results: tuple[Tensor, ...],
-) -> None:
-    """`run` for the sequences of each denominator: fills results [N], adds derivatives to `out`.
+) -> tuple[Tensor, ...]:
+    """The results [N] of `run` for the sequences of each denominator; adds derivatives to `out`.
 
     run(batch, call, at, out): one float64 tensor [L] for each result; derivatives are added to out [L, T, P]. `at` indexes
     the L of N sequences that these are, a slice where they are all.
     """
-    which = given.denominator_of.numpy()
+    which, results = given.denominator_of.numpy(), None
     for index, key in enumerate(given.denominator_keys.tolist()):
         chosen = np.flatnonzero(which == index)
         if not chosen.size:
             continue
         shared = TableBatch.share(find_batch(key).tables[0], len(chosen))
         if len(chosen) == len(which):
-            found, at = run(shared, call, slice(None), out), slice(None)
-        else:
-            at = call.place(chosen)
-            own = out.new_zeros((len(chosen), *out.shape[1:]) if len(out) else out.shape)
-            found = run(shared, call.part(chosen), at, own)
-            if len(out):
-                out[at] += own
+            return run(shared, call, slice(None), out)
+        at = call.place(chosen)
+        own = out.new_zeros((len(chosen), *out.shape[1:]) if len(out) else out.shape)
+        found = run(shared, call.part(chosen), at, own)
+        if len(out):
+            out[at] += own
+        results = results or tuple(value.new_empty(len(which)) for value in found)
         for result, value in zip(results, found, strict=True):
             result[at] = value
+    return results or ()
 
 
 def finish(
     given: SequenceCall,
     call: dispatch.Call,
     found: dict[str, Tensor],
-    gradient: Tensor,
-    numerator: Tensor,
+    buffers: tuple[Tensor, Tensor],
     consistency_term: Tensor | None = None,
-    is_finished_later: bool = False,
+    excluded_objf: float = 0.0,
 ) -> Terms:
-    """The terms of num_log_prob, den_log_prob, values and weights.
+    """The terms of num_log_prob, den_log_prob, values and numbers, for scores of the host.
 
-    The buffers may be empty: rows of sequences that are not ok become 0, the penalties' derivatives are added to the
-    gradient, and frame weights multiply it, unless `finished_gradient` does so.
+    The buffers, gradient and numerator, may be empty: rows of sequences that are not ok become 0, the penalties'
+    derivatives are added to the gradient, and frame weights multiply it. excluded_objf: of a frame that is not ok.
     """
-    weights, ok = found["weights"], torch.isfinite(found["values"])
-    for buffer in (gradient, numerator):
+    (weights, frames, _), ok = found["numbers"], torch.isfinite(found["values"])
+    gradient, numerator = buffers
+    for buffer in buffers:
         if len(buffer):
-            _clear(buffer, ok)
+            buffer.numpy()[~ok.numpy()] = 0.0
     objf = torch.where(ok, weights * found["values"], 0.0).sum()
     penalties = objf.new_zeros(2)
     if given.l2_regularize or given.out_of_range_regularize:
         factors = given.l2_regularize, given.out_of_range_regularize, OUT_OF_RANGE
-        into = gradient[:0] if is_finished_later else gradient
-        penalties = call.add_penalties(torch.where(ok, weights, 0.0), factors, into)
-    consistency = objf.new_zeros(()) if consistency_term is None else consistency_term
-    frames = call.place(call.lengths.astype(np.float64))
-    if len(gradient) and given.frame_weights.numel() and not is_finished_later:
+        penalties = call.add_penalties(torch.where(ok, weights, 0.0), factors, gradient)
+    zero = objf.new_zeros(())
+    consistency = zero if consistency_term is None else consistency_term
+    if len(gradient) and given.frame_weights.numel():
         gradient *= real_frames(given.frame_weights, frames).to(gradient.dtype).unsqueeze(2)
-    # Results of an operator are no views of one another or of what others use.
+    each = weights * frames
+    weight, weight_ok = each.sum(), torch.where(ok, each, 0.0).sum()
+    with_excluded = objf + excluded_objf * (weight - weight_ok)
+    divisor = -torch.where(weight_ok > 0, weight_ok, 1.0)
+    sums = with_excluded, objf, *penalties, zero, consistency, weight, weight_ok, divisor
     return Terms(
         total=objf + penalties.sum() + consistency,
-        num_log_prob=found["num_log_prob"],
-        den_log_prob=found["den_log_prob"],
-        values=found["values"],
         ok=ok,
-        l2_term=penalties[0].clone(),
-        out_of_range_term=penalties[1].clone(),
-        consistency_term=consistency,
+        sums=torch.stack(sums),
         gradient=gradient,
         numerator=numerator,
-        frames=frames.clone(),
-        weights=weights.clone(),
+        **found,
     )
 
 
-def _clear(buffer: Tensor, ok: Tensor) -> None:
-    """0 in the rows [T, P] of sequences that are not ok [N], without a look at the others."""
-    if arrays.home_of(buffer) == "cuda":
-        cuda.clear_rows(cuda.find_device(buffer), cuda.view(buffer), cuda.view(ok))
-    else:
-        buffer.numpy()[~ok.numpy()] = 0.0
+def finish_there(
+    given: SequenceCall,
+    call: dispatch.Call,
+    found: dict[str, Tensor],
+    buffers: tuple[Tensor, Tensor],
+    consistency_term: Tensor | None = None,
+    excluded_objf: float = 0.0,
+) -> Terms:
+    """As `finish`, on a device, of numerators and denominators, without values.
+
+    What is done to the gradient is left to `finished_gradient`.
+    """
+    gradient, numerator = buffers
+    device, num, den = cuda.find_device(call.scores), found["num_log_prob"], found["den_log_prob"]
+    sums, total = num.new_empty(len(SUMS)), num.new_empty(())
+    values, ok = torch.empty_like(num), torch.empty_like(num, dtype=torch.bool)
+    out = cuda.LossTerms(*map(cuda.view, (values, ok, sums, total)))
+    cuda.loss_terms(
+        *(device, cuda.view(call.scores), int(call.lengths.max()), cuda.view(found["numbers"])),
+        *((cuda.view(num), cuda.view(den)), given.denominator_scale, excluded_objf),
+        (given.l2_regularize, given.out_of_range_regularize, OUT_OF_RANGE),
+        None if consistency_term is None else cuda.view(consistency_term),
+        out,
+    )
+    if len(numerator):
+        cuda.clear_rows(device, cuda.view(numerator), out.ok)
+    return Terms(total, values=values, ok=ok, sums=sums, gradient=gradient, numerator=numerator, **found)
 
 
 def real_frames(values: Tensor, frames: Tensor) -> Tensor:
@@ -443,11 +473,8 @@ class SequenceLoss(nn.Module, Generic[Record]):
             BackendUnavailable: a device that cannot be used, or two devices.
         """
         given = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
-        total, xent_objf, record = self._evaluate(*self._checked(*given, views), xent_log_probs)
-        self.last_record = record
-        objective = total + self.xent_regularize * xent_objf
-        # All excluded: every term is zero, and so is its gradient; dividing by one keeps it that way.
-        return -objective / torch.where(record.weight_ok > 0, record.weight_ok, 1.0)
+        objective, divisor, self.last_record = self._evaluate(*self._checked(*given, views), xent_log_probs)
+        return objective / divisor
 
     @torch.no_grad()
     def objective(
@@ -467,32 +494,18 @@ class SequenceLoss(nn.Module, Generic[Record]):
     def _evaluate(
         self, batch: TableBatch, call: SequenceCall, xent_log_probs: Tensor | None
     ) -> tuple[Tensor, Tensor, Record]:
-        """Total without the cross-entropy, objective of that, and the record."""
+        """The objective, what it is divided by in the loss, and the record."""
         terms = self._operator(call)
-        xent_objf = torch.zeros((), dtype=torch.float64, device=call.nnet_output.device)
+        objective, sums = terms.total, dict(zip(SUMS, terms.sums.unbind(), strict=True))
+        divisor = sums.pop("divisor")
         if xent_log_probs is not None:
             xent_objf = _xent_objf(terms, xent_log_probs, call.frame_weights)
-        return terms.total, xent_objf, self._record(batch, terms, xent_objf.detach())
+            objective, sums["xent_objf"] = objective + self.xent_regularize * xent_objf, xent_objf.detach()
+        log_probs = {"num_log_prob": terms.num_log_prob, "den_log_prob": terms.den_log_prob}
+        return objective, divisor, self._record(terms, **sums, **log_probs, ok=terms.ok, batch=batch)
 
-    def _record(self, batch: TableBatch, terms: Terms, xent_objf: Tensor) -> Record:
-        per_sequence = terms.weights * terms.frames
-        fields = {
-            "objf_ok": torch.where(terms.ok, terms.weights * terms.values, 0.0).sum(),
-            "num_log_prob": terms.num_log_prob,
-            "den_log_prob": terms.den_log_prob,
-            "l2_term": terms.l2_term.detach(),
-            "out_of_range_term": terms.out_of_range_term.detach(),
-            "xent_objf": xent_objf,
-            "consistency_term": terms.consistency_term.detach(),
-            "weight": per_sequence.sum(),
-            "weight_ok": torch.where(terms.ok, per_sequence, 0.0).sum(),
-            "ok": terms.ok,
-            "batch": batch,
-        }
-        return self._make_record(terms, fields)
-
-    def _make_record(self, terms: Terms, fields: dict[str, Any]) -> Record:
-        """The record; fields are those of `LossRecord` but objf."""
+    def _record(self, terms: Terms, **fields: Any) -> Record:
+        """The record; fields are those of `LossRecord`."""
         raise NotImplementedError
 
     def _checked(
@@ -592,6 +605,6 @@ def _xent_objf(terms: Terms, log_probs: Tensor, frame_weights: Tensor) -> Tensor
     value = (numerator * usable).sum(dtype=torch.float64)
     if not frame_weights.numel():
         return value
-    factors = real_frames(frame_weights, terms.frames).to(numerator.dtype).unsqueeze(2)
+    factors = real_frames(frame_weights, terms.numbers[1]).to(numerator.dtype).unsqueeze(2)
     scaled = (numerator * factors * usable).sum(dtype=torch.float64)
     return scaled + (value - scaled).detach()

@@ -23,8 +23,9 @@ from fsachain.loss.base import (
     check_factor,
     fake_terms,
     finish,
+    finish_there,
     finished_gradient,
-    placed_weights,
+    placed_numbers,
 )
 
 
@@ -38,7 +39,8 @@ def _lfmmi(given: SequenceCall) -> Terms:
     call = dispatch.bind(
         numerators, nnet_output, given.lengths, memory_budget=given.memory_budget, argument="nnet_output"
     )
-    factors = placed_weights(given, numerators, call)
+    numbers = placed_numbers(given, numerators, call)
+    factors, _, shares = numbers
     gradient, boosted, scores = new_buffer(nnet_output, False), call, nnet_output
     if given.boost:
         gradient = new_buffer(nnet_output, with_gradient or with_numerator)
@@ -50,8 +52,9 @@ def _lfmmi(given: SequenceCall) -> Terms:
     numerator = gradient.clone() if with_numerator else new_buffer(nnet_output, False)
     if not with_gradient:
         gradient = new_buffer(nnet_output, False)
-    shares, into = -given.denominator_scale * factors, gradient
-    signed = torch.where(num_ok, shares, 0.0)
+    # A device leaves out what is not ok in the backward pass.
+    is_there = arrays.home_of(nnet_output) == "cuda"
+    into, signed = gradient, shares if is_there else torch.where(num_ok, shares, 0.0)
     if given.consistency:
         _check_views(given, numerators.names)
         signed, into = num_ok.to(shares.dtype), new_buffer(nnet_output, True)
@@ -59,19 +62,21 @@ def _lfmmi(given: SequenceCall) -> Terms:
     def denominator(batch: TableBatch, part: dispatch.Call, at: Any, out: Tensor) -> tuple[Tensor]:
         return (part.add_occupancy(batch, given.leaky_hmm_coefficient, signed[at], out).log_prob,)
 
-    den = torch.empty_like(num)
-    by_denominator(given, boosted, denominator, into, (den,))
-    # Minus infinity less minus infinity is NaN: where one is not finite, the value is not either.
-    values = torch.where(num_ok & torch.isfinite(den), num - given.denominator_scale * den, torch.nan)
-    found = {"num_log_prob": num, "den_log_prob": den, "values": values, "weights": factors}
+    (den,) = by_denominator(given, boosted, denominator, into)
+    found = {"num_log_prob": num, "den_log_prob": den, "numbers": numbers}
+    if given.consistency or not is_there:
+        # Minus infinity less minus infinity is NaN: where one is not finite, the value is not either.
+        ok = num_ok & torch.isfinite(den)
+        values = torch.where(ok, num - given.denominator_scale * den, torch.nan)
     term = None
     if given.consistency:
         if with_gradient:
             gradient.addcmul_(into, shares.to(into.dtype).view(-1, 1, 1))
         ok = torch.isfinite(values)
         term = _consistency(into, scores.detach(), given.consistency * factors, ok, gradient)
-    later = arrays.home_of(nnet_output) == "cuda"
-    return finish(given, call, found, gradient, numerator, term, later)
+    if is_there:
+        return finish_there(given, call, found, (gradient, numerator), term, EXCLUDED_OBJF)
+    return finish(given, call, found | {"values": values}, (gradient, numerator), term, EXCLUDED_OBJF)
 
 
 def _check_views(given: SequenceCall, names: Sequence[str]) -> None:
@@ -198,6 +203,5 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
         self.boost = check_factor("boost", boost)
         self.consistency = check_factor("consistency", consistency)
 
-    def _make_record(self, terms: Terms, fields: dict[str, Any]) -> LFMMIRecord:
-        objf = fields["objf_ok"] + EXCLUDED_OBJF * (fields["weight"] - fields["weight_ok"])
-        return LFMMIRecord(objf=objf, **fields)
+    def _record(self, terms: Terms, **fields: Any) -> LFMMIRecord:
+        return LFMMIRecord(**fields)

@@ -31,7 +31,7 @@ from fsachain.loss.base import (
     by_denominator,
     fake_terms,
     finish,
-    placed_weights,
+    placed_numbers,
     terms_gradient,
 )
 
@@ -129,7 +129,8 @@ def _mbr(given: SequenceCall) -> Terms:
     call = dispatch.bind(
         numerators, nnet_output, given.lengths, "cpu", given.memory_budget, argument="nnet_output"
     )
-    factors = placed_weights(given, numerators, call)
+    numbers = placed_numbers(given, numerators, call)
+    factors = numbers[0]
     accuracy = new_buffer(nnet_output, True)
     num, num_ok = call.add_occupancy(numerators, 0.0, None, accuracy)
     gradient = new_buffer(nnet_output, given.with_gradient)
@@ -140,14 +141,13 @@ def _mbr(given: SequenceCall) -> Terms:
         own = accuracy[at].numpy(), given.leaky_hmm_coefficient, used[at].numpy()
         return _run(part, batch, *own, out, nowhere)
 
-    den, expected = torch.empty_like(num), torch.empty_like(num)
-    by_denominator(given, call, denominator, gradient, (den, expected))
+    den, expected = by_denominator(given, call, denominator, gradient)
     values = torch.where(num_ok, expected, num)
     numerator = new_buffer(nnet_output, False)
     if given.with_numerator:
         numerator = accuracy.mul_(factors.to(accuracy.dtype).view(-1, 1, 1))
-    found = {"num_log_prob": num, "den_log_prob": den, "values": values, "weights": factors}
-    return finish(given, call, found, gradient, numerator)
+    found = {"num_log_prob": num, "den_log_prob": den, "values": values, "numbers": numbers}
+    return finish(given, call, found, (gradient, numerator))
 
 
 mbr = Operator(_mbr, fake_terms, terms_gradient)
@@ -174,8 +174,8 @@ class MBRLoss(SequenceLoss[MBRRecord]):
 
     _operator = mbr
 
-    def _make_record(self, terms: Terms, fields: dict[str, Any]) -> MBRRecord:
-        return MBRRecord(objf=fields["objf_ok"], expected_accuracy=terms.values, **fields)
+    def _record(self, terms: Terms, **fields: Any) -> MBRRecord:
+        return MBRRecord(expected_accuracy=terms.values, **fields)
 
 
 def expected_accuracy(

@@ -1,12 +1,13 @@
-"""The kernels of the penalties, run on the host: terms and derivatives are those of the reference, in a fixed order."""
+"""The kernels of the penalties, run on the host: sums and derivatives are those of the reference, in a fixed order."""
 
 import numpy as np
 import pytest
 import tolerances
 from device_arrays import on_device, read, upper_halves
 
-from fsachain.backends.cuda.backend import add_penalties
+from fsachain.backends.cuda.backend import LossTerms, finish_gradient, loss_terms
 from fsachain.backends.reference import sums as reference
+from fsachain.loss.base import SUMS
 from tools.cuda_on_host import HostDevice, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
@@ -14,6 +15,9 @@ pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reaso
 FACTORS = (0.01, 0.5, 30.0)
 LENGTHS = np.array([70, 33, 0, 32])
 WEIGHTS = np.array([1.0, 0.5, 2.0, 0.25])
+NUM, DEN = np.array([-3.0, -2.0, -1.5, -np.inf]), np.array([-1.0, np.nan, 0.5, -np.inf])
+SCALE, EXCLUDED = 0.7, -10.0
+OK = np.array([True, False, True, False])
 
 
 def large_scores(num_pdfs=140, dtype=np.float32, seed=0):
@@ -24,21 +28,67 @@ def large_scores(num_pdfs=140, dtype=np.float32, seed=0):
     return scores
 
 
-def run(device, array, out, lengths=LENGTHS, weights=WEIGHTS, factors=FACTORS, threads=64):
-    (on,) = device.upload([weights])
-    return add_penalties(device, array, lengths, on, factors, out, threads).read(np.float64)
+def run(device, array, lengths=LENGTHS, factors=FACTORS, log_probs=(NUM, DEN), out=None, threads=64):
+    """Terms and sums; the gradient of all four sequences, of which two are ok, by way of `out`, unless that is None."""
+    results = [on_device(device, np.full(shape, np.nan)) for shape in (4, len(SUMS), 1)]
+    ok = on_device(device, np.full(4, 7, np.uint8))
+    numbers, (num, den) = (
+        on_device(device, np.stack([WEIGHTS, lengths])),
+        (on_device(device, z) for z in log_probs),
+    )
+    terms = LossTerms(results[0], ok, *results[1:])
+    given = device, array, int(max(lengths)), numbers, (num, den), SCALE, EXCLUDED, factors, None, terms
+    loss_terms(*given, threads)
+    if out is not None:
+        one = on_device(device, np.array([2.0]))
+        finish_gradient(device, out, array, numbers, ok, factors, None, one, out)
+    return terms
 
 
-@pytest.mark.parametrize("factors", [FACTORS, (0.0, 0.5, 30.0), (0.01, 0.0, 30.0)])
+@pytest.mark.parametrize("factors", [FACTORS, (0.0, 0.5, 30.0), (0.01, 0.0, 30.0), (0.0, 0.0, 30.0)])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.uint16])
-def test_terms_and_derivatives_are_those_of_the_reference(dtype, factors):
+def test_sums_are_those_of_the_reference_over_the_sequences_that_are_ok(dtype, factors):
     given, same = upper_halves(large_scores()) if dtype == np.uint16 else [large_scores(dtype=dtype)] * 2
-    expected = np.ones(same.shape, np.float64 if dtype == np.float64 else np.float32)
-    terms = reference.add_penalties(same, LENGTHS, WEIGHTS, factors, expected)
+    used, nothing = np.where(OK, WEIGHTS, 0.0), np.zeros((0, 0, 0))
+    penalties = reference.add_penalties(same, LENGTHS, used, factors, nothing)
     device = HostDevice()
-    out = on_device(device, np.ones_like(expected))
-    found = run(device, on_device(device, given), out, factors=factors)
-    np.testing.assert_allclose(found, terms, rtol=tolerances.FLOAT64)
-    np.testing.assert_allclose(read(out), expected, rtol=tolerances.LOG_PROB_RELATIVE)
-    assert (read(out)[1, 33:] == 1.0).all() and (read(out)[2] == 1.0).all(), "padding was touched"
-    assert read(out)[0, 2, 1] == 1.0, "a score of -inf has no derivative"
+    found = run(device, on_device(device, given), factors=factors)
+    values, (frames, frames_ok) = NUM - SCALE * DEN, (WEIGHTS @ LENGTHS, used @ LENGTHS)
+    objf = float(used[OK] @ values[OK])
+    expected = {
+        "objf": objf + EXCLUDED * (frames - frames_ok),
+        "objf_ok": objf,
+        "l2_term": penalties[0],
+        "out_of_range_term": penalties[1],
+        "xent_objf": 0.0,
+        "consistency_term": 0.0,
+        "weight": frames,
+        "weight_ok": frames_ok,
+        "divisor": -frames_ok,
+    }
+    assert tuple(expected) == SUMS
+    np.testing.assert_allclose(read(found.sums), list(expected.values()), rtol=tolerances.FLOAT64)
+    np.testing.assert_allclose(read(found.total), objf + penalties.sum(), rtol=tolerances.FLOAT64)
+    np.testing.assert_array_equal(read(found.values), np.where(OK, values, np.nan))
+    np.testing.assert_array_equal(read(found.ok), OK)
+
+
+def test_where_all_sequences_are_excluded_the_total_is_zero_and_is_divided_by_minus_one():
+    device, nothing = HostDevice(), np.full(4, -np.inf)
+    found = run(device, on_device(device, large_scores()), log_probs=(nothing, nothing))
+    sums = dict(zip(SUMS, read(found.sums), strict=True))
+    assert read(found.total) == 0.0 and sums["divisor"] == -1.0 and not read(found.ok).any()
+    assert sums["objf"] == EXCLUDED * sums["weight"] and sums["weight_ok"] == sums["objf_ok"] == 0.0
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_derivatives_are_those_of_the_reference_where_a_sequence_is_ok_and_zero_elsewhere(dtype):
+    scores = large_scores(dtype=dtype)
+    expected = np.where(OK[:, None, None], np.ones(scores.shape), 0.0)
+    for n, length in enumerate(LENGTHS):
+        expected[n, length:] = 0.0
+    reference.add_penalties(scores, LENGTHS, np.where(OK, WEIGHTS, 0.0), FACTORS, expected)
+    device = HostDevice()
+    out = on_device(device, np.ones_like(scores))
+    run(device, on_device(device, scores), out=out)
+    np.testing.assert_allclose(read(out), 2.0 * expected, rtol=tolerances.LOG_PROB_RELATIVE)

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reaso
 
 OURS = {
     "best_path.cu": {"best_path_whole", "best_path_marks", "best_path_window"},
-    "penalties.cu": {"penalties", "penalty_terms"},
+    "penalties.cu": {"penalties", "loss_terms", "finish_gradient"},
     "dense_rows.cu": {"scale_rows", "clear_rows", "spread_rows"},
     "log_softmax.cu": {"log_softmax"},
     "pairs.cu": {"pair_log_sums", "pair_gradient"},
@@ -49,7 +49,7 @@ def run_all(device):
     of_paths.run(device, batch, scores, lengths, of_paths.changed(batch, lengths, every=5, threads=64))
     values = of_penalties.large_scores()[:, :40, :50]
     out = on_device(device, np.zeros_like(values))
-    of_penalties.run(device, on_device(device, values), out, np.array([40, 33, 0, 32]))
+    of_penalties.run(device, on_device(device, values), np.array([40, 33, 0, 32]), out=out)
     (factors,) = device.upload([np.arange(4.0)])
     cuda.scale_rows(device, on_device(device, values), factors, out)
     (ones,) = device.upload([np.ones(len(lengths))])

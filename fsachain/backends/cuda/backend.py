@@ -1,10 +1,10 @@
-"""The CUDA backend: equations (1)-(7) and (12) and the penalties for a batch on a device, without waiting for it."""
+"""The CUDA backend: equations (1)-(7) and (12) and the sums of a loss for a batch on a device, without waiting for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -97,57 +97,68 @@ def clear_rows(
     _over_rows(device, "clear_rows", out, [address(lengths), address(ok), address(weights)], out)
 
 
-def add_penalties(
+class LossTerms(NamedTuple):
+    """What `loss_terms` writes: float64 values [N], uint8 ok [N], float64 sums (`SUMS` of loss/base.py) and total."""
+
+    values: DeviceArray
+    ok: DeviceArray
+    sums: DeviceArray
+    total: DeviceArray
+
+
+def loss_terms(
     device: Device,
     scores: DeviceArray,
-    lengths: Lengths,
-    weights: Memory | DeviceArray,
+    longest: int,
+    numbers: DeviceArray,
+    log_probs: tuple[DeviceArray, DeviceArray],
+    scale: float,
+    excluded_objf: float,
     factors: tuple[float, float, float],
-    out: DeviceArray | None,
+    consistency: DeviceArray | None,
+    out: LossTerms,
     threads: int = ROW_THREADS,
-) -> Memory:
-    """Penalties on large scores, float64 [2] on the device, and their derivatives; see `reference.sums.add_penalties`.
+) -> None:
+    """What LF-MMI adds up over the N sequences of scores [N, T, P], penalties on large scores included.
 
-    scores and out are [N, T, P], out float32 or float64, or None where no derivative is wanted; weights float64 [N] on
-    the device, lengths on the host. threads: of a block, a multiple of 32, at most 256; the order of the sums depends on
-    it.
+    numbers: float64, in its first rows [N] the weights and the lengths, the largest of which is `longest`. log_probs:
+    float64 [N], log Z of numerators and denominators, of which `scale` multiplies the latter. excluded_objf: for each
+    frame of a sequence that is not ok. factors: see `reference.sums.add_penalties`. threads: of a block, a multiple of
+    32, at most 256; the order of the sums depends on it.
     """
     size, _, num_pdfs = scores.shape
     l2, out_of_range, limit = map(float, factors)
-    blocks = max(1, -(-int(lengths.max(initial=0)) // ROWS))
-    (lengths_there,) = device.upload([lengths])
-    sums, terms = device.empty(16 * size * blocks), device.empty(16)
-    defines = macros(ELEMENT=scores, OUT="float32" if out is None else out, ROWS=ROWS)
-    shared = threads // 32 * 8
+    blocks, sums = max(1, -(-longest // ROWS)), None
+    weights, lengths = numbers.pointer, numbers.pointer + 8 * size
+    defines, shared = macros(ELEMENT=scores, ROWS=ROWS), threads // 32 * 8
+    if l2 or out_of_range:
+        sums = device.empty(16 * size * blocks)
+        device.launch(
+            KernelSpec("penalties.cu", "penalties", defines),
+            (blocks, size),
+            threads,
+            shared,
+            [*strided(scores), num_pdfs, lengths, l2, out_of_range, limit, sums.pointer],
+        )
     device.launch(
-        KernelSpec("penalties.cu", "penalties", defines),
-        (blocks, size),
-        threads,
-        shared,
-        [
-            *(*strided(scores), num_pdfs, lengths_there.pointer, weights.pointer),
-            *(l2, out_of_range, limit, *strided(out), sums.pointer),
-        ],
-    )
-    device.launch(
-        KernelSpec("penalties.cu", "penalty_terms", defines),
+        KernelSpec("penalties.cu", "loss_terms", defines),
         1,
         threads,
         shared,
         [
-            *(sums.pointer, blocks, size, lengths_there.pointer, weights.pointer),
-            *(l2, out_of_range, terms.pointer),
+            *(log_probs[0].pointer, log_probs[1].pointer, weights, lengths, size, float(scale)),
+            *(float(excluded_objf), address(sums), blocks, l2, out_of_range, address(consistency)),
+            *(array.pointer for array in out),
         ],
     )
-    return terms
 
 
 def finish_gradient(
     device: Device,
     gradient: DeviceArray,
     scores: DeviceArray,
-    lengths: DeviceArray,
-    weights: DeviceArray,
+    numbers: DeviceArray,
+    ok: DeviceArray,
     factors: tuple[float, float, float],
     frame_weights: DeviceArray | None,
     factor: DeviceArray,
@@ -155,8 +166,9 @@ def finish_gradient(
 ) -> None:
     """out = factor x frame_weights [N, T] x (gradient + the penalties' derivatives), all [N, T, P], in one pass.
 
-    lengths, weights [N] and factor [1], on the device in float64; factors as of `add_penalties`; gradient is float32, for
-    scores in float64 float64; `out` has the scores' type, and may be the same array as the gradient.
+    0 behind a length, and where a sequence is not ok, uint8 [N]. numbers, factors: as of `loss_terms`; factor [1] and frame
+    weights, float64 on the device; gradient is float32, for scores in float64 float64; `out` has the scores' type, and may
+    be the same array as the gradient.
     """
     size, num_frames, num_pdfs = scores.shape
     if 0 in scores.shape:
@@ -167,8 +179,9 @@ def finish_gradient(
         ROW_THREADS,
         0,
         [
-            *(*strided(scores), num_frames, num_pdfs, *strided(gradient), lengths.pointer, weights.pointer),
-            *(*map(float, factors), address(frame_weights), factor.pointer, *strided(out)),
+            *(*strided(scores), num_frames, num_pdfs, *strided(gradient), numbers.pointer + 8 * size),
+            *(numbers.pointer, ok.pointer, *map(float, factors), address(frame_weights), factor.pointer),
+            *strided(out),
         ],
     )
 
@@ -247,13 +260,6 @@ class OnDevice:
         inputs = find_device(scores), batch, view(scores), lengths, leaky, view(weights), view(out)
         packed = None if lists is None else view(lists)
         return _results(add_occupancy(*inputs, memory_budget, True, packed), lengths)
-
-    def add_penalties(
-        self, scores: Any, lengths: Lengths, weights: Any, factors: tuple[float, float, float], out: Any
-    ) -> Any:
-        into = view(out) if len(out) else None
-        memory: Any = add_penalties(find_device(scores), view(scores), lengths, view(weights), factors, into)
-        return memory.array("float64", (2,))
 
     def best_paths(
         self, batch: TableBatch, scores: Any, lengths: Lengths, memory_budget: float | None
