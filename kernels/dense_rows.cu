@@ -29,16 +29,16 @@ __device__ __forceinline__ ELEMENT scaled(ELEMENT value, ELEMENT factor) {
 
 }  // namespace fsachain
 
-// values times factors [N], in the type of `out`, which may be the same array.
+// values times factors [N], factor_step apart, in the type of `out`, which may be the same array.
 extern "C" __global__ void __launch_bounds__(256)
     scale_rows(const ELEMENT* values, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
-               long long num_pdfs, const double* factors, OUT* out, long long out_by_sequence, long long out_by_frame,
-               long long out_by_pdf) {
+               long long num_pdfs, const double* factors, long long factor_step, OUT* out, long long out_by_sequence,
+               long long out_by_frame, long long out_by_pdf) {
   using namespace fsachain;
   const int kTogether = 4;  // loads of a lane that are under way at the same time
   const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
-  const ELEMENT factor = static_cast<ELEMENT>(factors[n]);
+  const ELEMENT factor = static_cast<ELEMENT>(factors[n * factor_step]);
   for (long long t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
     const ELEMENT* row = values + n * by_sequence + t * by_frame;
     OUT* into = out + n * out_by_sequence + t * out_by_frame;
@@ -61,15 +61,15 @@ extern "C" __global__ void __launch_bounds__(256)
 // come: the value for pdf p stands at p or before it.
 extern "C" __global__ void __launch_bounds__(256)
     spread_rows(const ELEMENT* values, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
-                long long num_pdfs, const int* lists, const double* factors, OUT* out, long long out_by_sequence,
-                long long out_by_frame, long long out_by_pdf) {
+                long long num_pdfs, const int* lists, const double* factors, long long factor_step, OUT* out,
+                long long out_by_sequence, long long out_by_frame, long long out_by_pdf) {
   using namespace fsachain;
   const int lane = threadIdx.x % 32;
   const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
   const int* pdfs = lists + n * (2 + num_pdfs) + 2;
   const int columns = pdfs[-2], length = pdfs[-1];
-  const ELEMENT factor = static_cast<ELEMENT>(factors[n]);
+  const ELEMENT factor = static_cast<ELEMENT>(factors[n * factor_step]);
   ELEMENT* tile = reinterpret_cast<ELEMENT*>(shared_memory) + threadIdx.x / 32 * TILE;
   for (long long t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
     const ELEMENT* row = values + n * by_sequence + t * by_frame;

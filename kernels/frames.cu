@@ -187,7 +187,7 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
 #endif
 }
 
-// Adds weights[n] x occupancy to out [N, T, P]. 32 threads for each sequence of a group; block b of the group's `blocks` has
+// Adds weights[n] (null: ones) x occupancy to out [N, T, P]. 32 threads for each sequence of a group; block b of the group's `blocks` has
 // the frames begin + b, begin + b + blocks, .... Thread i of a sequence has its pairs i, i + 32, ... for the sum (11) and its
 // columns i, i + 32, ... . new_pdfs: 0, or P where rows hold anything and are written whole. lists [N][2 + P]: not null where
 // values stand packed, column by column, for `spread_rows`; of each sequence that has any, how many columns, how many frames,
@@ -204,7 +204,8 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
   const int at = threadIdx.x % kSequences, worker = threadIdx.x / kSequences;
   const long long lane = index * kSequences + at;
   const int n = sequences[lane];
-  const bool is_concerned = n >= 0 && kinds[n] == KIND && ok[n] && weights[n] != 0.0;
+  const double weight = n >= 0 && weights ? weights[n] : 1.0;
+  const bool is_concerned = n >= 0 && kinds[n] == KIND && ok[n] && weight != 0.0;
   const int length = is_concerned ? min(end, lengths[lane]) : begin;
 
   pdfs += group[kFirstColumn];
@@ -250,7 +251,7 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
             Number::sum(occupied, gamma[static_cast<long long>(pairs_by_column[i]) * kSequences]));
       OUT* element = row + (is_packed ? c : pdfs[c]) * by_pdf;
       const double there = new_pdfs ? 0.0 : static_cast<double>(*element);
-      *element = static_cast<OUT>(fma(weights[n], is_empty ? 0.0 : Number::ratio(occupied, total), there));
+      *element = static_cast<OUT>(fma(weight, is_empty ? 0.0 : Number::ratio(occupied, total), there));
     }
   }
 }

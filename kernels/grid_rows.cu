@@ -74,19 +74,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, fsachain::kBlocks)
 }
 
 #define GRADIENT \
-  const double *occupancy, const double *weights, double limit, OUT *out, long long out_by_row, long long out_by_class
+  const double *occupancy, const double *weights, long long weight_step, double limit, OUT *out, long long out_by_row, \
+      long long out_by_class
 
 extern "C" __global__ void __launch_bounds__(THREADS, fsachain::kBlocks)
     softmax_gradient(ROWS, LOGITS, const void* stats, GRADIENT) {
   using namespace fsachain;
   write_gradient<true>(TABLE, Logits{logits, by_row, by_class}, static_cast<const Real*>(stats), num_rows, span,
-                       occupancy, weights, limit, Gradient{out, out_by_row, out_by_class});
+                       occupancy, weights, weight_step, limit, Gradient{out, out_by_row, out_by_class});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, fsachain::kBlocks) plain_gradient(ROWS, LOGITS, GRADIENT) {
   using namespace fsachain;
-  write_gradient<false>(TABLE, Logits{logits, by_row, by_class}, nullptr, num_rows, span, occupancy, weights, limit,
-                        Gradient{out, out_by_row, out_by_class});
+  write_gradient<false>(TABLE, Logits{logits, by_row, by_class}, nullptr, num_rows, span, occupancy, weights,
+                        weight_step, limit, Gradient{out, out_by_row, out_by_class});
 }
 
 namespace fsachain {

@@ -100,13 +100,14 @@ __device__ __forceinline__ void write_part(const Logits& logits, const Gradient&
   }
 }
 
-// Equation (25) times weights [N] for all rows, padding too; without `stats` rows are log-probs, whose gradient is -g.
+// Equation (25) times weights [N], weight_step apart, for all rows, padding too; without `stats` rows are log-probs, whose gradient is -g.
 template <bool kHasSoftmax>
 __device__ __forceinline__ void write_gradient(const Table& table, const Logits& logits, const Real* stats,
                                                long long num_rows, long long span, const double* occupancy,
-                                               const double* weights, double limit, const Gradient& out) {
+                                               const double* weights, long long weight_step, double limit,
+                                               const Gradient& out) {
   for (long long n = blockIdx.y; n < table.num_sequences; n += gridDim.y) {
-    const Bounds bounds{limit, weights[n]};
+    const Bounds bounds{limit, weights[n * weight_step]};
     Walk walk(table, n, first_row(span), span, true);
     for (; __any_sync(kAll, walk.exists()); walk.next()) {
       const long long row = walk.row();

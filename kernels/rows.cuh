@@ -143,7 +143,8 @@ constexpr int kNone = -1, kWrong = -2;
 __device__ __forceinline__ int label_of(const Table& table, const Walk& walk) {
   if (walk.u >= walk.num_labels) return kNone;
   const long long label = walk.targets[walk.u * table.by_label];
-  return label >= 0 && label < table.num_classes ? static_cast<int>(label) : kWrong;
+  const bool is_class = label >= 0 && label < table.num_classes && !(SIGMOID && label == table.alone);
+  return is_class ? static_cast<int>(label) : kWrong;
 }
 
 __device__ __forceinline__ int class_of(const Table& table, int k, int label) {

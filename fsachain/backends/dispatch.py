@@ -113,8 +113,7 @@ class Call:
             out = arrays.new_like(like)
             return self.add_occupancy(batch, leaky, weights, out), out
         out = arrays.new_like(like, "empty")
-        factors = self.place(np.ones(batch.size)) if weights is None else weights
-        inputs = batch, self.scores, self.lengths, leaky, factors, out, self.memory_budget
+        inputs = batch, self.scores, self.lengths, leaky, weights, out, self.memory_budget
         return self.backend.recursion.write_occupancy(*inputs, lists), out
 
     def add_penalties(self, weights: Any, factors: tuple[float, float, float], out: Any) -> Any:

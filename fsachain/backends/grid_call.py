@@ -17,8 +17,8 @@ class Placed(NamedTuple):
     """`Rows`, of which a device may know more than the host.
 
     rows: without targets, and with first labels of 0, where the next two stand for them.
-    targets [N, U], first [N, T]: int64 on the device of the logits; None: those of `rows` hold. A target of -1 makes the
-        scores NaN.
+    targets [N, U], first [N, T]: int64 on the device of the logits; None: those of `rows` hold. A target that is no label
+        makes the scores NaN.
     illegal [N]: sequences whose scores become NaN; None: none of them.
     """
 
@@ -204,7 +204,7 @@ class DeviceGrid:
     def _write(
         self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any
     ) -> None:
-        factors = weights.double().expand(len(placed.rows.sequences)).contiguous()
+        factors = weights.double().expand(len(placed.rows.sequences))
         g, factors, into = (cuda_call.view(array) for array in (occupancy, factors, out))
         given = self._device, placed.rows, cuda_call.view(flat)
         if len(stats):

@@ -207,10 +207,7 @@ def place_rows(
     if targets.is_cpu:
         on_host = np.ascontiguousarray(targets.numpy())
     else:
-        on_host = np.empty((len(targets), 0), np.int64)
-        labels, alone = kinds[2].tolist()
-        usable = (targets >= 0) & (targets < labels) & (targets != alone)
-        placed_targets = torch.where(usable, targets, -1)
+        on_host, placed_targets = np.empty((len(targets), 0), np.int64), targets
     if ranges.numel():
         if ranges.is_cpu:
             first = np.ascontiguousarray(ranges.numpy()[:, :, 0])

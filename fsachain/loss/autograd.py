@@ -298,7 +298,7 @@ def _rows_scaled(
         )
         first, last = (x if x.ndim == 3 else x.view(len(x), -1, x.shape[-1]) for x in (values, out))
         with contextlib.suppress(BackendUnavailable):  # torch may use a device for which there is no cupy
-            device, by_row = cuda.find_device(values), factors.double().contiguous()
+            device, by_row = cuda.find_device(values), factors.double().expand(len(first))
             if lists is None:
                 cuda.scale_rows(device, *map(cuda.view, (first, by_row, last)))
             else:

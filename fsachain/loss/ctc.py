@@ -18,7 +18,7 @@ from fsachain.backends.arrays import check_budget, new_like
 from fsachain.backends.ctc import Checks, CtcProblem, Rows, check_labels, joined_names, make_problem, name_of
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import ctc as cuda_ctc
-from fsachain.backends.cuda.device import Device, DeviceArray
+from fsachain.backends.cuda.device import DeviceArray
 from fsachain.backends.dispatch import BackendName, bind, ctc_backend, is_on_device
 from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, DataError, ShapeError, warn
@@ -30,7 +30,6 @@ from fsachain.loss.autograd import (
     Operator,
     as_tensor,
     new_buffer,
-    scale_gradient,
     scale_rows,
     wants_gradient,
 )
@@ -157,14 +156,14 @@ def _shares(call: CtcCall, problem: CtcProblem) -> list[float]:
     return [1.0 / (max(count, 1) * len(counts)) if is_mean else 1.0 for count in counts]
 
 
-def _scaled_later(call: CtcCall, losses: Tensor, gradient: Tensor, problem: CtcProblem) -> CtcLosses:
-    """Where the gradient lacks the shares; losses [N] in float64."""
-    shares = _beside(losses, np.array(_shares(call, problem)))
-    used = torch.where(losses < math.inf, shares, 0.0)
-    if call.zero_infinity:
-        losses = torch.where(losses == math.inf, 0.0, losses)
-    loss = losses if call.reduction == "none" else losses.dot(shares)
-    return CtcLosses(loss.to(_wide(call.scores)), used, gradient)
+def _reduced(call: CtcCall) -> tuple[Tensor, Tensor, cuda.Reduced]:
+    """On a device: the loss and the shares, which `Reduced` has to be given for."""
+    scores, size, is_each = call.scores, call.scores.shape[1], call.reduction == "none"
+    loss = scores.new_empty((size,) if is_each else (), dtype=_wide(scores))
+    shares, out = scores.new_empty(size, dtype=torch.float64), cuda.view(loss)
+    into = (out, None) if is_each else (None, out)
+    reduced = cuda.Reduced(call.reduction == "mean", call.zero_infinity, cuda.view(shares), *into)
+    return loss, shares, reduced
 
 
 def _beside(like: Tensor, values: npt.NDArray[Any]) -> Tensor:
@@ -194,10 +193,7 @@ def _ctc_gradient(
     if not lacks_shares and not factor.ndim:
         return {"scores": scale_rows(gradient, factor, scores, is_last)}
     factors = factor * shares if lacks_shares else factor
-    if scores.is_cpu:
-        return {"scores": scale_rows(gradient.transpose(0, 1), factors, scores, is_last).transpose(0, 1)}
-    used = torch.where(shares > 0.0, factors, 0.0)  # whatever comes in
-    return {"scores": scale_gradient(gradient, used.view(1, -1, 1), scores, is_last)}
+    return {"scores": scale_rows(gradient.transpose(0, 1), factors, scores, is_last).transpose(0, 1)}
 
 
 ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
@@ -217,7 +213,11 @@ def _forgiving(call: CtcCall, problem: CtcProblem) -> CtcLosses:
         real = torch.arange(len(scores), device=scores.device)[:, None] < lengths
         real &= torch.isfinite(log_prob)
         gradient += torch.where(real.unsqueeze(2), normalized.exp(), 0.0)
-    return _scaled_later(call, 0.0 - log_prob, gradient, problem)
+    loss, shares, reduced = _reduced(call)
+    device = cuda.find_device(scores)
+    (counts,) = device.upload([problem.label_counts])
+    cuda.reduce_losses(device, cuda.view(log_prob), True, counts, len(log_prob), reduced)
+    return CtcLosses(loss, shares, gradient)
 
 
 def forgiving_ctc(
@@ -354,16 +354,18 @@ def _on_device(call: CtcCall, problem: CtcProblem) -> CtcLosses:
         gradient = new_like(scores.transpose(0, 1) if is_batch_first else scores, "empty")
         gradient = gradient.transpose(0, 1) if is_batch_first else gradient
     priors = problem.log_prior if problem.log_prior.size else None
-    loss: Any = cuda_ctc.ctc(
+    loss, shares, reduced = _reduced(call)
+    cuda_ctc.ctc(
         device,
         cuda.view(scores.detach().transpose(0, 1)),
-        cuda_ctc.Targets(_labels(device, call.targets, scores, problem), problem.label_counts),
+        cuda_ctc.Targets(_labels(call.targets, scores, problem), problem.label_counts),
         problem.frame_counts,
         cuda_ctc.Task(problem.blank, is_logits, problem.topology, priors, problem.delay_penalty),
         cuda.view(gradient.transpose(0, 1)) if len(gradient) else None,
         call.memory_budget,
+        reduced=reduced,
     )
-    return _scaled_later(call, loss.array("float64", (scores.shape[1],)), gradient, problem)
+    return CtcLosses(loss, shares, gradient)
 
 
 def _is_beside(targets: Tensor, scores: Tensor) -> bool:
@@ -379,12 +381,11 @@ def _known_labels(call: CtcCall) -> Tensor:
     return some.expand(call.targets.shape)
 
 
-def _labels(device: Device, targets: Tensor, scores: Tensor, problem: CtcProblem) -> DeviceArray:
+def _labels(targets: Tensor, scores: Tensor, problem: CtcProblem) -> DeviceArray | npt.NDArray[np.int64]:
     if _is_beside(targets, scores):
         known = targets.dtype in (torch.int32, torch.int64)
         return cuda.view(targets if known else targets.to(torch.int64))
-    (memory,) = device.upload([problem.labels])
-    return DeviceArray(memory.pointer, "int64", problem.labels.shape, (problem.labels.shape[1], 1), memory)
+    return problem.labels
 
 
 Inputs = Literal["log_probs", "logits"]

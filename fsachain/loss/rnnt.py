@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fsachain.backends import dispatch
+from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Grid, Placed
 from fsachain.errors import ConfigError, ShapeError, brief
@@ -132,9 +133,15 @@ def _rnnt(call: RnntCall) -> RnntLosses:
 
 
 def _reduced(call: RnntCall, log_prob: Tensor) -> Tensor:
-    """`arguments.reduce_losses`; those of the host without operations on so few numbers."""
-    if not log_prob.is_cpu:
-        return arguments.reduce_losses(log_prob, call.reduction, call.zero_infinity)
+    """`arguments.reduce_losses`, on a device by one launch; those of the host without operations on so few numbers."""
+    if dispatch.is_on_device(call.logits, call.backend):
+        is_each, is_mean = call.reduction == "none", call.reduction == "mean"
+        loss = torch.empty_like(log_prob) if is_each else log_prob.new_empty(())
+        into = (cuda.view(loss), None) if is_each else (None, cuda.view(loss))
+        reduced = cuda.Reduced(is_mean, call.zero_infinity, None, *into)
+        device = cuda.find_device(call.logits)
+        cuda.reduce_losses(device, cuda.view(log_prob), True, None, len(log_prob), reduced)
+        return loss
     losses = [0.0 - z for z in log_prob.tolist()]
     shares = [arguments.share_of(call.reduction, len(losses))] * len(losses)
     return arguments.reduce_on_host(losses, shares, call.reduction, call.zero_infinity, torch.float64)

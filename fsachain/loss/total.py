@@ -65,7 +65,7 @@ def _new_lists(given: TotalCall) -> Tensor:
     packs = given.with_occupancy and not given.arc_log_probs.numel()
     size, _, num_pdfs = given.scores.shape
     shape = (size, 2 + num_pdfs) if packs and dispatch.is_on_device(given.scores, given.backend) else (0, 0)
-    return given.scores.new_zeros(shape, dtype=torch.int32)
+    return given.scores.new_empty(shape, dtype=torch.int32)
 
 
 def _log_prob(given: TotalCall) -> LogProb:

@@ -55,7 +55,7 @@ def run(rows, logits, g, limit=np.inf, weights=WEIGHTS, out=None, device=None, *
     device = device or HostDevice()
     there = as_array(device, logits)
     scores, stats = run_scores(rows, there, device, **options)
-    (factors,) = device.upload([weights[: len(rows.sequences)]])
+    factors = on_device(device, weights[: len(rows.sequences)])
     into = there if out is None else out
     given = there, stats, on_device(device, g), factors, limit, into
     cuda_grid.softmax_gradient(device, rows, *given, **{"plan": SMALL, **options})
@@ -128,7 +128,7 @@ def test_half_gradients_are_the_nearest_numbers(dtype):
     device = HostDevice()
     bits = np.zeros((g.shape[1], 5), np.uint16 if dtype == "bfloat16" else dtype)
     there = on_device(device, bits)
-    (weights,) = device.upload([-np.ones(1)])
+    weights = on_device(device, -np.ones(1))
     cuda_grid.plain_gradient(device, rows, there, on_device(device, g), weights, np.inf, there, plan=SMALL)
     expected = torch.from_numpy(g[0]).to(torch.float32).to(getattr(torch, dtype))
     found = torch.from_numpy(read(there)[:, 4].view(np.int16)).view(expected.dtype)
@@ -163,7 +163,7 @@ def test_rows_lie_beyond_31_bits():
     array = DeviceArray(memory.ctypes.data, "float32", there.shape, (width, 1), None)
     scores, stats = run_scores(rows, array, device)
     np.testing.assert_array_equal(scores, expected[0])
-    (weights,) = device.upload([WEIGHTS[:2]])
+    weights = on_device(device, WEIGHTS[:2])
     given = array, stats, on_device(device, g), weights, np.inf, array
     cuda_grid.softmax_gradient(device, rows, *given, plan=SMALL)
     np.testing.assert_array_equal(np.concatenate([there[:4], there[far_row:]]), expected[1])

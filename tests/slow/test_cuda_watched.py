@@ -5,6 +5,7 @@ import pytest
 import test_cuda_ctc as of_ctc
 import test_cuda_grid as of_grid
 import test_cuda_grid_rows as of_rows
+import test_cuda_losses as of_losses
 import test_cuda_pairs as of_pairs
 import test_cuda_paths as of_paths
 import test_cuda_penalties as of_penalties
@@ -25,6 +26,7 @@ OURS = {
     "penalties.cu": {"penalties", "loss_terms", "finish_gradient"},
     "dense_rows.cu": {"scale_rows", "clear_rows", "spread_rows"},
     "log_softmax.cu": {"log_softmax"},
+    "losses.cu": {"reduce_losses"},
     "pairs.cu": {"pair_log_sums", "pair_gradient"},
     "ctc.cu": {"ctc_links", "ctc_column_rows", "ctc_loss", "ctc_gradient_rows"},
     "grid.cu": {"grid_forward", "grid_backward", "grid_clear", "grid_best_path"},
@@ -50,15 +52,15 @@ def run_all(device):
     values = of_penalties.large_scores()[:, :40, :50]
     out = on_device(device, np.zeros_like(values))
     of_penalties.run(device, on_device(device, values), np.array([40, 33, 0, 32]), out=out)
-    (factors,) = device.upload([np.arange(4.0)])
-    cuda.scale_rows(device, on_device(device, values), factors, out)
-    (ones,) = device.upload([np.ones(len(lengths))])
+    cuda.scale_rows(device, on_device(device, values), on_device(device, np.arange(4.0)), out)
+    ones = on_device(device, np.ones(len(lengths)))
     new = on_device(device, np.full(scores.shape, np.nan, np.float32))
     cuda.add_occupancy(device, batch, scores, lengths, 0.0, ones, new, None, is_new=True)
-    lists = on_device(device, np.zeros((len(lengths), 2 + scores.shape[2]), np.int32))
-    cuda.add_occupancy(device, batch, scores, lengths, 0.0, ones, new, None, is_new=True, lists=lists)
+    lists = on_device(device, np.full((len(lengths), 2 + scores.shape[2]), 7, np.int32))
+    cuda.add_occupancy(device, batch, scores, lengths, 0.0, None, new, None, is_new=True, lists=lists)
     cuda.spread_rows(device, new, lists, ones, new)
     of_ctc.run(of_ctc.random_logits(), device=device)
+    of_losses.run(device, of_losses.make_costs(np.inf), False, of_losses.COUNTS, True)
     of_pairs.run(device, *of_pairs.random_scores(scale=80.0))
     run_grids(device)
     run_rows(device)
@@ -82,7 +84,7 @@ def run_rows(device):
     g, values = of_rows.occupancies(rows), on_device(device, empty_scores(rows))
     there, plan = on_device(device, logits), of_rows.SMALL
     cuda_grid.plain_scores(device, rows, there, values, plan=plan)
-    (weights,) = device.upload([of_rows.WEIGHTS])
+    weights = on_device(device, of_rows.WEIGHTS)
     given = on_device(device, g), weights, np.inf, there
     cuda_grid.plain_gradient(device, rows, there, *given, plan=plan)
     for change in (cuda_grid.constrain, cuda_grid.release):

@@ -49,7 +49,7 @@ def add_occupancy(
     scores: DeviceArray,
     lengths: Lengths,
     leaky: float,
-    weights: Memory | DeviceArray,
+    weights: Memory | DeviceArray | None,
     out: DeviceArray,
     memory_budget: float | None = None,
     is_new: bool = False,
@@ -58,9 +58,9 @@ def add_occupancy(
     """Add weights[n] x occupancy to `out`; log Z and ok as `log_probs`.
 
     Rows of `out` [N, T, P], float32 or float64 with any strides, other than those of the ok sequences stay as they are.
-    weights: float64 [N]. is_new: `out` holds anything and all of it is written, once. lists: zeros, int32 [N, 2 + P], where
-    a row of `out` shall begin with the values of its sequence's active pdfs, and the rest may hold anything: `spread_rows`
-    makes the gradient of it. The others: see `launch.run_all`.
+    weights: float64 [N], None: ones. is_new: `out` holds anything and all of it is written, once. lists: int32 [N, 2 + P],
+    where a row of `out` shall begin with the values of its sequence's active pdfs, and the rest may hold anything:
+    `spread_rows` makes the gradient of it. The others: see `launch.run_all`.
     """
     occupancies = Occupancies(out, weights, is_new, lists)
     call = run_all(device, batch, scores, lengths, leaky, occupancies, memory_budget)
@@ -186,20 +186,45 @@ def finish_gradient(
     )
 
 
-def scale_rows(device: Device, values: DeviceArray, factors: Memory | DeviceArray, out: DeviceArray) -> None:
+class Reduced(NamedTuple):
+    """What becomes of losses [N], and where that goes, see `losses.cu`: used in float64, the others of one type."""
+
+    is_mean: bool
+    zero_infinity: bool
+    used: DeviceArray | None
+    each: DeviceArray | None
+    total: DeviceArray | None
+
+
+def reduce_losses(
+    device: Device,
+    found: Memory | DeviceArray,
+    is_log_prob: bool,
+    counts: Memory | None,
+    size: int,
+    reduced: Reduced,
+) -> None:
+    """The losses of log Z or of costs, float64 [N], by one launch. counts: int64 [N], the labels of each sequence."""
+    is_mean, zero_infinity, *arrays = reduced
+    kernel = KernelSpec("losses.cu", "reduce_losses", macros(OUT=arrays[1] or arrays[2] or "float64"))
+    given = found.pointer, int(is_log_prob), address(counts), size, int(is_mean), int(zero_infinity)
+    device.launch(kernel, 1, ROW_THREADS, ROW_THREADS // 32 * 8, [*given, *map(address, arrays)])
+
+
+def scale_rows(device: Device, values: DeviceArray, factors: DeviceArray, out: DeviceArray) -> None:
     """out = values [N, T, P] (float32 or 64) times factors [N] (float64), 0 where they are; out of any type, or values."""
-    _over_rows(device, "scale_rows", values, [factors.pointer, *strided(out)], out)
+    _over_rows(device, "scale_rows", values, [*strided(factors), *strided(out)], out)
 
 
 def spread_rows(
     device: Device,
     values: DeviceArray,
     lists: DeviceArray,
-    factors: Memory | DeviceArray,
+    factors: DeviceArray,
     out: DeviceArray,
 ) -> None:
     """As `scale_rows` for values that `add_occupancy` has packed; all of `out` is written."""
-    _over_rows(device, "spread_rows", values, [lists.pointer, factors.pointer, *strided(out)], out)
+    _over_rows(device, "spread_rows", values, [lists.pointer, *strided(factors), *strided(out)], out)
 
 
 def find_device(array: Any) -> Device:
@@ -257,8 +282,8 @@ class OnDevice:
         lists: Any = None,
     ) -> LogProbs:
         """As `add_occupancy`, to an array that holds anything: all of it is written; or packed, if there are lists."""
-        inputs = find_device(scores), batch, view(scores), lengths, leaky, view(weights), view(out)
-        packed = None if lists is None else view(lists)
+        factors, packed = (None if array is None else view(array) for array in (weights, lists))
+        inputs = find_device(scores), batch, view(scores), lengths, leaky, factors, view(out)
         return _results(add_occupancy(*inputs, memory_budget, True, packed), lengths)
 
     def best_paths(

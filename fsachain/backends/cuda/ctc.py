@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fsachain.backends import Lengths
 from fsachain.backends.cuda import backend as cuda
@@ -34,12 +35,13 @@ ROUNDING = 8  # labels: as many lengths of targets share an acceptor
 
 
 class Targets(NamedTuple):
-    """Labels of all sequences, on the device.
+    """Labels of all sequences.
 
-    labels: int32 or int64 [N, U], or [sum of lengths], one target after another. lengths: int64 [N] on the host.
+    labels: int32 or int64 [N, U], or [sum of lengths], one target after another; or int64 [N, U] of the host, sent along
+    with the lengths, int64 [N] on the host.
     """
 
-    labels: DeviceArray
+    labels: DeviceArray | npt.NDArray[np.int64]
     lengths: Lengths
 
 
@@ -83,6 +85,7 @@ def ctc(
     gradient: DeviceArray | None,
     memory_budget: float | None = None,
     sizes: Sizes = DEFAULT_SIZES,
+    reduced: cuda.Reduced | None = None,
 ) -> Memory:
     """The CTC loss of every sequence, float64 [N] on the device, and its derivative by the scores; nothing waits.
 
@@ -90,13 +93,18 @@ def ctc(
     there the gradient is 0. The caller has checked shapes and lengths.
 
     scores [N, T, C] are of any type, lengths [N] on the host. gradient [N, T, C]: float64 for float64 scores, else
-    float32; all of it is written; None: no gradient, no beta. memory_budget: as for `backend.add_occupancy`.
+    float32; all of it is written; None: no gradient, no beta. memory_budget: as for `backend.add_occupancy`. reduced: what
+    else is made of the losses.
     """
     size, num_frames, num_classes = scores.shape
     dtype = "float64" if scores.dtype == "float64" else "float32"
     defines = macros(ELEMENT=scores, OUT=dtype)
     shape = size, num_frames
-    frames, counts, ones = device.upload([lengths, targets.lengths, np.ones(size)])
+    given = targets.labels
+    sent = [lengths, targets.lengths, *([given] if isinstance(given, np.ndarray) else [])]
+    frames, counts, *rest = device.upload(sent)
+    if isinstance(given, np.ndarray):
+        given = DeviceArray(rest[0].pointer, "int64", given.shape, (given.shape[1], 1), rest[0])
 
     def launch(text: str, name: str, arguments: Sequence[Argument]) -> None:
         """A kernel that takes a warp for a frame."""
@@ -111,7 +119,6 @@ def ctc(
         [4 * size * most, 4 * size * most, 8 * size, softmax_bytes, 8 * size]
     )
     linked = labels.pointer, links.pointer, legal.pointer
-    given = targets.labels
     by_sequence = given.strides[0] if len(given.shape) == 2 else -1
     device.launch(
         KernelSpec("ctc.cu", "ctc_links", (*defines, *macros(INTEGER=given))),
@@ -158,7 +165,7 @@ def ctc(
     if occupancy is None:
         log_prob, _ = cuda.log_probs(*inputs)
     else:
-        log_prob, _ = cuda.add_occupancy(*inputs, ones, occupancy, memory_budget)
+        log_prob, _ = cuda.add_occupancy(*inputs, None, occupancy, memory_budget)
 
     device.launch(
         KernelSpec("ctc.cu", "ctc_loss", defines),
@@ -170,6 +177,8 @@ def ctc(
             *(num_frames, task.rounding, loss.pointer),
         ],
     )
+    if reduced is not None:
+        cuda.reduce_losses(device, loss, False, counts, size, reduced)
     if occupancy is not None:
         launch(
             "ctc.cu",

@@ -224,7 +224,7 @@ def softmax_gradient(
     logits: DeviceArray,
     stats: Memory | DeviceArray,
     occupancy: DeviceArray,
-    weights: Memory | DeviceArray,
+    weights: DeviceArray,
     limit: float,
     out: DeviceArray,
     targets: DeviceArray | None = None,
@@ -237,7 +237,7 @@ def softmax_gradient(
     occupancy: g, float64 [K, cells], contiguous. weights: float64 [N]. limit: entries are kept within +-limit before
     they are weighted. out: [R, V] of any of the four types, which may be the logits: the same memory, type and strides.
     """
-    given = occupancy.pointer, weights.pointer, float(limit), *strided(out)
+    given = occupancy.pointer, *strided(weights), float(limit), *strided(out)
     work = _LogitRows(device, rows, logits, out, targets, first, plan)
     work.launch("softmax_gradient", rows.sequences[:, 2], [stats.pointer, *given])
 
@@ -247,7 +247,7 @@ def plain_gradient(
     rows: Rows,
     log_probs: DeviceArray,
     occupancy: DeviceArray,
-    weights: Memory | DeviceArray,
+    weights: DeviceArray,
     limit: float,
     out: DeviceArray,
     targets: DeviceArray | None = None,
@@ -255,7 +255,7 @@ def plain_gradient(
     plan: RowPlan = DEFAULT_PLAN,
 ) -> None:
     """The gradient of -log Z by log-probs [R, V], times weights [N]; see `softmax_gradient`."""
-    given = occupancy.pointer, weights.pointer, float(limit), *strided(out)
+    given = occupancy.pointer, *strided(weights), float(limit), *strided(out)
     work = _LogitRows(device, rows, log_probs, out, targets, first, plan)
     work.launch("plain_gradient", rows.sequences[:, 2], [*given])
 

@@ -173,13 +173,13 @@ class DeviceTables(NamedTuple):
 
 
 class Occupancies(NamedTuple):
-    """Where occupancies [N, T, P] go, times weights [N]; is_new: `out` holds anything and is written whole.
+    """Where occupancies [N, T, P] go, times weights [N], None: ones; is_new: `out` holds anything and is written whole.
 
     lists: see `backend.add_occupancy`.
     """
 
     out: DeviceArray
-    weights: Memory | DeviceArray
+    weights: Memory | DeviceArray | None
     is_new: bool
     lists: DeviceArray | None
 
@@ -385,7 +385,7 @@ class Run:
             threads * VALUE_BYTES[self.kind],
             [
                 *(self.fields, tables.pdfs, tables.pairs_by_column, tables.column_ends, *self._of_lanes),
-                *(call.ok.pointer, weights.pointer, call.scratch.history, *strided(out)),
+                *(call.ok.pointer, address(weights), call.scratch.history, *strided(out)),
                 *(begin, end, blocks, out.shape[2] if is_new else 0, address(lists)),
             ],
         )
@@ -420,7 +420,7 @@ def run_all(
     kinds, starts = kinds_of(scores.dtype, least_total, lengths, growth)
     budget = limits.memory_bytes * DEFAULT_SHARE if memory_budget is None else memory_budget
     longest = int(lengths.max(initial=0))
-    out = scores if occupancies is None else occupancies.out
+    out, lists = (scores, None) if occupancies is None else (occupancies.out, occupancies.lists)
     arrays: list[npt.NDArray[Any]] = [starts, lengths]
     # With the frames of a window, and which array is the first.
     made: dict[Hashable, tuple[Groups, int, int]] = {}
@@ -456,7 +456,10 @@ def run_all(
         -(-max(batch.size, num_counters) // THREADS),
         THREADS,
         0,
-        [uploaded[0].pointer, kinds_there.pointer, batch.size, counters.pointer, num_counters],
+        [
+            *(uploaded[0].pointer, kinds_there.pointer, batch.size, counters.pointer, num_counters),
+            *(address(lists), 0 if lists is None else lists.strides[0]),
+        ],
     )
     for prepared, (groups, frames, first) in plans:
         there = uploaded[first].pointer, uploaded[first + 1].pointer
