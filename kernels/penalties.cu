@@ -89,11 +89,12 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // values [N] = num - scale x den, NaN where that is not finite; ok [N]: where it is; total: the objective, the penalties and
-// consistency[0]; sums: `SUMS` of fsachain/loss/base.py. penalty_sums: of `penalties`; it and consistency may be null. One block.
+// consistency[0], which is_divided says are divided; sums: `SUMS` of fsachain/loss/base.py. penalty_sums: of `penalties`; it and
+// consistency may be null. One block.
 extern "C" __global__ void __launch_bounds__(256)
     loss_terms(const double* num, const double* den, const double* weights, const double* lengths, long long num_sequences,
                double scale, double excluded_objf, const double* penalty_sums, long long num_blocks, double l2,
-               double out_of_range, const double* consistency, double* values, unsigned char* ok, double* sums,
+               double out_of_range, const double* consistency, int is_divided, double* values, unsigned char* ok, double* sums,
                double* total) {
   using namespace fsachain;
   double objf = 0.0, squares = 0.0, excesses = 0.0, frames = 0.0, frames_ok = 0.0;
@@ -124,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(256)
   if (threadIdx.x > 0) return;
   const double of_squares = -0.5 * l2 * squares, of_excesses = -0.5 * out_of_range * excesses;
   const double apart = consistency == nullptr ? 0.0 : consistency[0];
-  total[0] = objf + (of_squares + of_excesses) + apart;
+  const double divisor = frames_ok > 0.0 ? -frames_ok : -1.0, all = objf + (of_squares + of_excesses) + apart;
+  total[0] = is_divided ? all / divisor : all;
   sums[0] = objf + excluded_objf * (frames - frames_ok);
   sums[1] = objf;
   sums[2] = of_squares;
@@ -133,21 +135,22 @@ extern "C" __global__ void __launch_bounds__(256)
   sums[5] = apart;
   sums[6] = frames;
   sums[7] = frames_ok;
-  sums[8] = frames_ok > 0.0 ? -frames_ok : -1.0;
+  sums[8] = divisor;
 }
 
 // out = factor x frame_weights[n][t] x (gradient + the derivative of the penalties), 0 behind a sequence's length and where it is
-// not ok; `out` is of the scores' type and may be the same array as the gradient; frame_weights may be null.
+// not ok; `out` is of the scores' type and may be the same array as the gradient. divisor: of the factor; it and frame_weights may
+// be null.
 extern "C" __global__ void __launch_bounds__(256)
     finish_gradient(const ELEMENT* scores, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
                     long long num_pdfs, const fsachain::Number* gradient, long long gradient_by_sequence,
                     long long gradient_by_frame, long long gradient_by_pdf, const double* lengths, const double* weights,
-                    const unsigned char* ok, double l2, double out_of_range, double limit, const double* frame_weights, const double* factor,
+                    const unsigned char* ok, double l2, double out_of_range, double limit, const double* frame_weights, const double* factor, const double* divisor,
                     ELEMENT* out, long long out_by_sequence, long long out_by_frame, long long out_by_pdf) {
   using namespace fsachain;
   const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
-  const double weight = weights[n];
+  const double weight = weights[n], of_all = divisor ? factor[0] / divisor[0] : factor[0];
   const Penalty penalty{l2, out_of_range, limit};
   for (long long t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
     const ELEMENT* row = scores + n * by_sequence + t * by_frame;
@@ -157,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(256)
       for (long long p = threadIdx.x % 32; p < num_pdfs; p += 32) put(into + p * out_by_pdf, 0.0f);
       continue;
     }
-    const double scale = factor[0] * (frame_weights ? frame_weights[n * num_frames + t] : 1.0);
+    const double scale = of_all * (frame_weights ? frame_weights[n * num_frames + t] : 1.0);
     for (long long begin = threadIdx.x % 32; begin < num_pdfs; begin += 32 * kTogether) {
       ELEMENT held[kTogether];
       Number values[kTogether];

@@ -174,14 +174,14 @@ def penalties(device: torch.device) -> Iterator[Check]:
         )
         rows, into, made = (cuda_backend.view(x) for x in (there, out, torch.empty_like(there)))
         found = cuda_backend.LossTerms(*map(cuda_backend.view, results))
-        rest = (log_z, log_z), 0.5, -10.0, factors, None, found
+        rest = (log_z, log_z), 0.5, -10.0, factors, None, False, found
         cuda_backend.loss_terms(on, rows, FRAMES, at, *rest)
         objf = float(used @ np.nan_to_num(0.5 * num.numpy(), neginf=0.0))
         frames, frames_ok = float(weights @ LENGTHS), float(used @ LENGTHS)
         sums = [objf - 10.0 * (frames - frames_ok), objf, *terms, 0.0, 0.0, frames, frames_ok, -frames_ok]
         yield compare(f"{dtype}: sums", results[2], np.array(sums), near(sums))
         yield compare(f"{dtype}: ok", results[1], ok, 1.0)
-        cuda_backend.finish_gradient(on, into, rows, at, is_ok, factors, None, one, made)
+        cuda_backend.finish_gradient(on, into, rows, at, is_ok, factors, None, one, None, made)
         rounding = 2.0 * torch.finfo(scores.dtype).eps * np.maximum(1.0, np.abs(expected))
         yield compare(f"{dtype}: derivatives", made.owner, expected, near(expected) + rounding)
 

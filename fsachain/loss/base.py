@@ -125,7 +125,8 @@ class SequenceCall(NamedTuple):
 class Terms(NamedTuple):
     """The weighted sums of a batch over ok sequences, before division by their frames; float64 but for ok and the buffers.
 
-    total: objf and the three terms, the only result with a gradient. values [N]: what each sequence adds to
+    total: objf and the three terms, over the divisor unless the numerator was asked for, which a cross-entropy comes to;
+    the only result with a gradient. values [N]: what each sequence adds to
     objf, before its weight; not finite where it is not ok. sums: see `SUMS`. gradient [N, T, P]: d total / d nnet_output;
     numerator [N, T, P]: w_n times the numerator's occupancy; each is empty unless asked for. numbers [3, N]: see
     `placed_numbers`.
@@ -170,13 +171,14 @@ def fake_terms(call: SequenceCall) -> Terms:
 
 
 def terms_gradient(
-    factor: Tensor, gradient: Tensor, nnet_output: Tensor, is_last: bool
+    factor: Tensor, gradient: Tensor, nnet_output: Tensor, sums: Tensor, with_numerator: bool, is_last: bool
 ) -> dict[str, Tensor | None]:
+    factor = factor if with_numerator else factor / sums[-1]
     return {"nnet_output": scale_gradient(gradient, factor, nnet_output, is_last)}
 
 
 class GradientCall(NamedTuple):
-    """On a device: what `finish` left for the backward pass, which knows the factor [1]."""
+    """On a device: what `finish_there` left for the backward pass, which knows the factor [1]; divisor [1], or empty."""
 
     gradient: Tensor
     scores: Tensor
@@ -184,6 +186,7 @@ class GradientCall(NamedTuple):
     ok: Tensor
     frame_weights: Tensor
     factor: Tensor
+    divisor: Tensor
     l2_regularize: float
     out_of_range_regularize: float
 
@@ -197,8 +200,11 @@ def _finished_in(given: GradientCall, out: Tensor) -> Tensor:
     device, each = cuda.find_device(given.scores), given.frame_weights
     where = cuda.view(given.gradient), cuda.view(given.scores.detach())
     numbers = cuda.view(given.numbers), cuda.view(given.ok)
+    divisor = cuda.view(given.divisor) if given.divisor.numel() else None
     by_frame = cuda.view(each.double().contiguous()) if each.numel() else None
-    cuda.finish_gradient(device, *where, *numbers, factors, by_frame, cuda.view(given.factor), cuda.view(out))
+    cuda.finish_gradient(
+        device, *where, *numbers, factors, by_frame, cuda.view(given.factor), divisor, cuda.view(out)
+    )
     return out.detach()
 
 
@@ -213,14 +219,16 @@ def finished_gradient(
     nnet_output: Tensor,
     numbers: Tensor,
     ok: Tensor,
+    sums: Tensor,
     frame_weights: Tensor,
     l2_regularize: float,
     out_of_range_regularize: float,
+    with_numerator: bool,
     is_last: bool,
 ) -> dict[str, Tensor | None]:
     """As `terms_gradient`; on a device penalties and frame weights are the same pass as the factor."""
     if arrays.home_of(gradient) != "cuda":
-        return terms_gradient(factor, gradient, nnet_output, is_last)
+        return terms_gradient(factor, gradient, nnet_output, sums, with_numerator, is_last)
     call = GradientCall(
         gradient,
         nnet_output,
@@ -228,6 +236,7 @@ def finished_gradient(
         ok,
         frame_weights,
         factor.double().reshape(1),
+        sums[:0] if with_numerator else sums[-1:],
         l2_regularize,
         out_of_range_regularize,
     )
@@ -316,9 +325,10 @@ def finish(
     weight, weight_ok = each.sum(), torch.where(ok, each, 0.0).sum()
     with_excluded = objf + excluded_objf * (weight - weight_ok)
     divisor = -torch.where(weight_ok > 0, weight_ok, 1.0)
+    total = objf + penalties.sum() + consistency
     sums = with_excluded, objf, *penalties, zero, consistency, weight, weight_ok, divisor
     return Terms(
-        total=objf + penalties.sum() + consistency,
+        total=total if given.with_numerator else total / divisor,
         ok=ok,
         sums=torch.stack(sums),
         gradient=gradient,
@@ -349,6 +359,7 @@ def finish_there(
         *((cuda.view(num), cuda.view(den)), given.denominator_scale, excluded_objf),
         (given.l2_regularize, given.out_of_range_regularize, OUT_OF_RANGE),
         None if consistency_term is None else cuda.view(consistency_term),
+        not given.with_numerator,
         out,
     )
     if len(numerator):
@@ -473,8 +484,8 @@ class SequenceLoss(nn.Module, Generic[Record]):
             BackendUnavailable: a device that cannot be used, or two devices.
         """
         given = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
-        objective, divisor, self.last_record = self._evaluate(*self._checked(*given, views), xent_log_probs)
-        return objective / divisor
+        loss, self.last_record = self._evaluate(*self._checked(*given, views), xent_log_probs)
+        return loss
 
     @torch.no_grad()
     def objective(
@@ -489,20 +500,21 @@ class SequenceLoss(nn.Module, Generic[Record]):
     ) -> Record:
         """The record alone; arguments as for the call. Occupancies are made only where the values need them."""
         given = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
-        return self._evaluate(*self._checked(*given), xent_log_probs)[2]
+        return self._evaluate(*self._checked(*given), xent_log_probs)[1]
 
     def _evaluate(
         self, batch: TableBatch, call: SequenceCall, xent_log_probs: Tensor | None
-    ) -> tuple[Tensor, Tensor, Record]:
-        """The objective, what it is divided by in the loss, and the record."""
+    ) -> tuple[Tensor, Record]:
+        """The loss and the record."""
         terms = self._operator(call)
-        objective, sums = terms.total, dict(zip(SUMS, terms.sums.unbind(), strict=True))
+        loss, sums = terms.total, dict(zip(SUMS, terms.sums.unbind(), strict=True))
         divisor = sums.pop("divisor")
         if xent_log_probs is not None:
             xent_objf = _xent_objf(terms, xent_log_probs, call.frame_weights)
-            objective, sums["xent_objf"] = objective + self.xent_regularize * xent_objf, xent_objf.detach()
+            loss = (loss + self.xent_regularize * xent_objf) / divisor
+            sums["xent_objf"] = xent_objf.detach()
         log_probs = {"num_log_prob": terms.num_log_prob, "den_log_prob": terms.den_log_prob}
-        return objective, divisor, self._record(terms, **sums, **log_probs, ok=terms.ok, batch=batch)
+        return loss, self._record(terms, **sums, **log_probs, ok=terms.ok, batch=batch)
 
     def _record(self, terms: Terms, **fields: Any) -> Record:
         """The record; fields are those of `LossRecord`."""

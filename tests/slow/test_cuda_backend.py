@@ -300,3 +300,18 @@ def test_lf_mmi_adds_penalties_weighs_frames_scales_and_casts_its_gradient_in_on
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=rounding, atol=tolerances.OCCUPANCY)
     assert torch.equal(found[0][1], found[0][2])
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0, 0.5]])
+def test_a_step_of_lf_mmi_leaves_torch_nothing_to_add_up(weights):
+    """Each operation of torch would be a launch; the objective, penalties, weights and frames are one launch of ours."""
+    scores, graphs = make_scores().requires_grad_(), make_batch("packed")
+    loss = make_loss(l2_regularize=0.01)
+    with pretended() as device, torch.autograd.profiler.profile() as profile:
+        loss(scores, LENGTHS, graphs, weights).backward()
+    names = [launch.kernel.name for launch in device.launches]
+    assert names[-3:] == ["penalties", "loss_terms", "finish_gradient"]
+    arithmetic = "add sub mul div neg sum where isfinite clone copy_ lt gt eq ne bitwise_and logical_not"
+    assert not {f"aten::{name}" for name in arithmetic.split()} & {
+        event.name for event in profile.function_events
+    }

@@ -28,7 +28,16 @@ def large_scores(num_pdfs=140, dtype=np.float32, seed=0):
     return scores
 
 
-def run(device, array, lengths=LENGTHS, factors=FACTORS, log_probs=(NUM, DEN), out=None, threads=64):
+def run(
+    device,
+    array,
+    lengths=LENGTHS,
+    factors=FACTORS,
+    log_probs=(NUM, DEN),
+    out=None,
+    is_divided=False,
+    threads=64,
+):
     """Terms and sums; the gradient of all four sequences, of which two are ok, by way of `out`, unless that is None."""
     results = [on_device(device, np.full(shape, np.nan)) for shape in (4, len(SUMS), 1)]
     ok = on_device(device, np.full(4, 7, np.uint8))
@@ -37,11 +46,25 @@ def run(device, array, lengths=LENGTHS, factors=FACTORS, log_probs=(NUM, DEN), o
         (on_device(device, z) for z in log_probs),
     )
     terms = LossTerms(results[0], ok, *results[1:])
-    given = device, array, int(max(lengths)), numbers, (num, den), SCALE, EXCLUDED, factors, None, terms
+    given = (
+        device,
+        array,
+        int(max(lengths)),
+        numbers,
+        (num, den),
+        SCALE,
+        EXCLUDED,
+        factors,
+        None,
+        is_divided,
+        terms,
+    )
     loss_terms(*given, threads)
     if out is not None:
-        one = on_device(device, np.array([2.0]))
-        finish_gradient(device, out, array, numbers, ok, factors, None, one, out)
+        divisor = on_device(device, np.array([-0.25])) if is_divided else None
+        finish_gradient(
+            device, out, array, numbers, ok, factors, None, on_device(device, np.array([2.0])), divisor, out
+        )
     return terms
 
 
@@ -68,7 +91,10 @@ def test_sums_are_those_of_the_reference_over_the_sequences_that_are_ok(dtype, f
     }
     assert tuple(expected) == SUMS
     np.testing.assert_allclose(read(found.sums), list(expected.values()), rtol=tolerances.FLOAT64)
-    np.testing.assert_allclose(read(found.total), objf + penalties.sum(), rtol=tolerances.FLOAT64)
+    total = read(found.total)[0]
+    np.testing.assert_allclose(total, objf + penalties.sum(), rtol=tolerances.FLOAT64)
+    divided = run(device, on_device(device, given), factors=factors, is_divided=True)
+    assert read(divided.total)[0] == total / read(found.sums)[-1]
     np.testing.assert_array_equal(read(found.values), np.where(OK, values, np.nan))
     np.testing.assert_array_equal(read(found.ok), OK)
 
@@ -81,8 +107,11 @@ def test_where_all_sequences_are_excluded_the_total_is_zero_and_is_divided_by_mi
     assert sums["objf"] == EXCLUDED * sums["weight"] and sums["weight_ok"] == sums["objf_ok"] == 0.0
 
 
+@pytest.mark.parametrize(("is_divided", "factor"), [(False, 2.0), (True, -8.0)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_derivatives_are_those_of_the_reference_where_a_sequence_is_ok_and_zero_elsewhere(dtype):
+def test_derivatives_are_those_of_the_reference_where_a_sequence_is_ok_and_zero_elsewhere(
+    dtype, is_divided, factor
+):
     scores = large_scores(dtype=dtype)
     expected = np.where(OK[:, None, None], np.ones(scores.shape), 0.0)
     for n, length in enumerate(LENGTHS):
@@ -90,5 +119,5 @@ def test_derivatives_are_those_of_the_reference_where_a_sequence_is_ok_and_zero_
     reference.add_penalties(scores, LENGTHS, np.where(OK, WEIGHTS, 0.0), FACTORS, expected)
     device = HostDevice()
     out = on_device(device, np.ones_like(scores))
-    run(device, on_device(device, scores), out=out)
-    np.testing.assert_allclose(read(out), 2.0 * expected, rtol=tolerances.LOG_PROB_RELATIVE)
+    run(device, on_device(device, scores), out=out, is_divided=is_divided)
+    np.testing.assert_allclose(read(out), factor * expected, rtol=tolerances.LOG_PROB_RELATIVE)

@@ -116,6 +116,7 @@ def loss_terms(
     excluded_objf: float,
     factors: tuple[float, float, float],
     consistency: DeviceArray | None,
+    is_divided: bool,
     out: LossTerms,
     threads: int = ROW_THREADS,
 ) -> None:
@@ -123,8 +124,8 @@ def loss_terms(
 
     numbers: float64, in its first rows [N] the weights and the lengths, the largest of which is `longest`. log_probs:
     float64 [N], log Z of numerators and denominators, of which `scale` multiplies the latter. excluded_objf: for each
-    frame of a sequence that is not ok. factors: see `reference.sums.add_penalties`. threads: of a block, a multiple of
-    32, at most 256; the order of the sums depends on it.
+    frame of a sequence that is not ok. factors: see `reference.sums.add_penalties`. is_divided: whether the total is
+    divided already. threads: of a block, a multiple of 32, at most 256; the order of the sums depends on it.
     """
     size, _, num_pdfs = scores.shape
     l2, out_of_range, limit = map(float, factors)
@@ -148,6 +149,7 @@ def loss_terms(
         [
             *(log_probs[0].pointer, log_probs[1].pointer, weights, lengths, size, float(scale)),
             *(float(excluded_objf), address(sums), blocks, l2, out_of_range, address(consistency)),
+            int(is_divided),
             *(array.pointer for array in out),
         ],
     )
@@ -162,13 +164,14 @@ def finish_gradient(
     factors: tuple[float, float, float],
     frame_weights: DeviceArray | None,
     factor: DeviceArray,
+    divisor: DeviceArray | None,
     out: DeviceArray,
 ) -> None:
-    """out = factor x frame_weights [N, T] x (gradient + the penalties' derivatives), all [N, T, P], in one pass.
+    """out = factor / divisor x frame_weights [N, T] x (gradient + the penalties' derivatives), all [N, T, P], in one pass.
 
-    0 behind a length, and where a sequence is not ok, uint8 [N]. numbers, factors: as of `loss_terms`; factor [1] and frame
-    weights, float64 on the device; gradient is float32, for scores in float64 float64; `out` has the scores' type, and may
-    be the same array as the gradient.
+    0 behind a length, and where a sequence is not ok, uint8 [N]. numbers, factors: as of `loss_terms`; factor, divisor [1]
+    (None: 1) and frame weights, float64 on the device; gradient is float32, for scores in float64 float64; `out` has the
+    scores' type, and may be the same array as the gradient.
     """
     size, num_frames, num_pdfs = scores.shape
     if 0 in scores.shape:
@@ -181,7 +184,7 @@ def finish_gradient(
         [
             *(*strided(scores), num_frames, num_pdfs, *strided(gradient), numbers.pointer + 8 * size),
             *(numbers.pointer, ok.pointer, *map(float, factors), address(frame_weights), factor.pointer),
-            *strided(out),
+            *(address(divisor), *strided(out)),
         ],
     )
 

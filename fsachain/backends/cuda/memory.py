@@ -61,15 +61,17 @@ class TorchBlock:
     def __init__(self, device_index: int, num_bytes: int) -> None:
         import torch
 
-        self._tensor = torch.empty(max(num_bytes, 1), dtype=torch.uint8, device=f"cuda:{device_index}")
+        room = max(8, -(-num_bytes // 8) * 8)  # for elements of any size
+        self._tensor = torch.empty(room, dtype=torch.uint8, device=f"cuda:{device_index}")
         self.pointer = int(self._tensor.data_ptr())
 
     def array(self, offset: int, dtype: str, shape: tuple[int, ...]) -> Any:
         import torch
 
         of_type: torch.dtype = getattr(torch, dtype)
-        size = math.prod(shape) * of_type.itemsize
-        return self._tensor[offset : offset + size].view(of_type).view(shape)
+        first = offset // of_type.itemsize
+        flat = self._tensor.view(of_type).as_strided((math.prod(shape),), (1,), first)
+        return flat if len(shape) == 1 else flat.view(shape)
 
     def hold_for(self, stream: Any) -> None:
         import torch
