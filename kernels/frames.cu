@@ -190,8 +190,8 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
 // Adds weights[n] (null: ones) x occupancy to out [N, T, P]. 32 threads for each sequence of a group; block b of the group's `blocks` has
 // the frames begin + b, begin + b + blocks, .... Thread i of a sequence has its pairs i, i + 32, ... for the sum (11) and its
 // columns i, i + 32, ... . new_pdfs: 0, or P where rows hold anything and are written whole. lists [N][2 + P]: not null where
-// values stand packed, column by column, for `spread_rows`; of each sequence that has any, how many columns, how many frames,
-// and the columns' pdfs.
+// values stand packed, column by column, for `spread_rows`; of each sequence how many columns, how many frames, and the columns'
+// pdfs; without occupancies no column.
 extern "C" __global__ void __launch_bounds__(1024, 1)
 write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_column, const int* column_ends,
                   const int* sequences, const int* lengths, const int* kinds, const unsigned char* ok,
@@ -206,6 +206,7 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
   const int n = sequences[lane];
   const double weight = n >= 0 && weights ? weights[n] : 1.0;
   const bool is_concerned = n >= 0 && kinds[n] == KIND && ok[n] && weight != 0.0;
+  const bool is_last_kind = n >= 0 && (kinds[n] == KIND || kinds[n] > 2);
   const int length = is_concerned ? min(end, lengths[lane]) : begin;
 
   pdfs += group[kFirstColumn];
@@ -214,11 +215,11 @@ write_occupancies(const long long* groups, const int* pdfs, const int* pairs_by_
   const int columns = static_cast<int>(group[kColumns]);
   const int count = columns == 0 ? 0 : column_ends[columns - 1];
   const bool is_packed = lists != nullptr;
-  if (is_packed && is_concerned && blockIdx.x % blocks == 0) {
+  if (is_packed && is_last_kind && blockIdx.x % blocks == 0) {
     int* list = lists + n * (2 + new_pdfs);
-    if (worker == 0) list[0] = columns;
+    if (worker == 0) list[0] = is_concerned ? columns : 0;
     if (worker == 0) list[1] = lengths[lane];
-    for (int c = worker; c < columns; c += kTile) list[2 + c] = pdfs[c];
+    for (int c = worker; is_concerned && c < columns; c += kTile) list[2 + c] = pdfs[c];
   }
   unsigned char* free = shared_memory;
   Value* sums = take<Value>(free, kTile * kSequences);

@@ -100,7 +100,6 @@ class SubBatch(NamedTuple):
 class Kernels(NamedTuple):
     """Those of a run."""
 
-    prepare: KernelSpec
     read_frames: KernelSpec
     forward: KernelSpec
     finish: KernelSpec
@@ -147,7 +146,6 @@ def kernels_of(
     )
     text = "forward_backward.cu"
     return Kernels(
-        KernelSpec(text, "prepare", defines),
         KernelSpec("frames.cu", "read_frames", reads),
         KernelSpec(text, "forward", defines, plan.cluster, cooperative),
         KernelSpec(text, "finish", defines),
@@ -370,9 +368,11 @@ class Run:
 
     def _write_occupancies(self, begin: int) -> None:
         end, prepared, call = self._end(begin), self.prepared, self.call
-        if end == begin or call.occupancies is None:
+        if call.occupancies is None:
             return
         out, weights, is_new, lists = call.occupancies
+        if end == begin and lists is None:
+            return
         threads, groups = TILE * self.plan.sequences(prepared.lanes), prepared.num_groups
         tables = prepared.tables
         # As many blocks as keep the device busy: those of a group that is not concerned have to be started too.
@@ -420,7 +420,7 @@ def run_all(
     kinds, starts = kinds_of(scores.dtype, least_total, lengths, growth)
     budget = limits.memory_bytes * DEFAULT_SHARE if memory_budget is None else memory_budget
     longest = int(lengths.max(initial=0))
-    out, lists = (scores, None) if occupancies is None else (occupancies.out, occupancies.lists)
+    out = scores if occupancies is None else occupancies.out
     arrays: list[npt.NDArray[Any]] = [starts, lengths]
     # With the frames of a window, and which array is the first.
     made: dict[Hashable, tuple[Groups, int, int]] = {}
@@ -438,29 +438,18 @@ def run_all(
                 made[key] = groups, frames, len(arrays)
                 arrays += [groups.in_windows(frames).fields, groups.lanes]
             plans.append((prepared, made[key]))
+    # The kernels change the kinds, and the counters of the peers' barriers or of groups that are handed on.
+    arrays.append(np.zeros(sum(prepared.num_groups for prepared, _ in plans), np.uint32))
     uploaded = device.upload(arrays)
-    num_counters = sum(prepared.num_groups for prepared, _ in plans)
-    kinds_there, log_prob, ok, counters = device.pieces(
-        [4 * batch.size, 8 * batch.size, batch.size, 4 * num_counters]
-    )
+    log_prob, ok = device.pieces([8 * batch.size, batch.size])
     needed = [
         _scratch_bytes(prepared, groups, frames, longest, occupancies is not None)
         for prepared, (groups, frames, _) in plans
     ]
     scratch = device.pieces([max(sizes) for sizes in zip(*needed, strict=True)])
     addresses = Scratch(*[memory.pointer for memory in scratch])
-    call = Call(device, scores, leaky, occupancies, kinds_there, uploaded[1], log_prob, ok, addresses)
-    counter = counters.pointer
-    device.launch(
-        plans[0][0].kernels.prepare,
-        -(-max(batch.size, num_counters) // THREADS),
-        THREADS,
-        0,
-        [
-            *(uploaded[0].pointer, kinds_there.pointer, batch.size, counters.pointer, num_counters),
-            *(address(lists), 0 if lists is None else lists.strides[0]),
-        ],
-    )
+    call = Call(device, scores, leaky, occupancies, uploaded[0], uploaded[1], log_prob, ok, addresses)
+    counter = uploaded[-1].pointer
     for prepared, (groups, frames, first) in plans:
         there = uploaded[first].pointer, uploaded[first + 1].pointer
         clusters = prepared.num_groups, 0
