@@ -29,7 +29,8 @@ __device__ __forceinline__ ELEMENT scaled(ELEMENT value, ELEMENT factor) {
 
 }  // namespace fsachain
 
-// values times factors [N], factor_step apart, in the type of `out`, which may be the same array.
+// values times factors [N], factor_step apart, in the type of `out`, which may be the same array; of that a factor of 1, as most
+// losses have, changes nothing.
 extern "C" __global__ void __launch_bounds__(256)
     scale_rows(const ELEMENT* values, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
                long long num_pdfs, const double* factors, long long factor_step, OUT* out, long long out_by_sequence,
@@ -39,6 +40,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
   const ELEMENT factor = static_cast<ELEMENT>(factors[n * factor_step]);
+  if (factor == ELEMENT(1) && static_cast<const void*>(values) == static_cast<const void*>(out)) return;
   for (long long t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
     const ELEMENT* row = values + n * by_sequence + t * by_frame;
     OUT* into = out + n * out_by_sequence + t * out_by_frame;

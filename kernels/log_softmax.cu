@@ -1,11 +1,11 @@
 // Statistics of the rows of logits and the gradient's softmax part, in one pass: logits are read once, the gradient is
 // written once.
 //
-//     log_sums[n][t] = log sum over all classes of exp(logit),   gradient[n][t][v] = exp(logit - log_sums[n][t])
+//     log_sums[n][t] = log sum over all classes of exp(logit),   gradient[n][t][v] = shares[n] exp(logit - log_sums[n][t])
 //
 // What a recursion makes of logits differs from what it makes of log-probabilities by exactly the sum of log_sums over the
 // frames, and occupancies, equation (7) of fsachain/recursion.py, do not differ at all: so the recursion reads the logits
-// as they are, its occupancies are subtracted from `gradient`, and no log-probabilities are ever stored.
+// as they are, its occupancies, times the shares, are subtracted from `gradient`, and no log-probabilities are ever stored.
 //
 // A warp works on a row. Lane i holds classes i, i + 32, ... in registers, `kept` of them at a time, and keeps the largest so
 // far and the sum of exp(logit - largest); the lanes' sums are put together at the end. exp is of the logits' own precision
@@ -81,7 +81,7 @@ __device__ __forceinline__ bool statistics(Row<Real>& row, Real& largest, double
 extern "C" __global__ void __launch_bounds__(256, sizeof(ELEMENT) == 4 ? 3 : 2)
     log_softmax(const ELEMENT* logits, long long by_sequence, long long by_frame, long long by_class,
                 long long num_sequences, long long num_frames, long long num_classes, const long long* lengths,
-                double* log_sums, OUT* gradient, long long out_by_sequence, long long out_by_frame,
+                const double* shares, double* log_sums, OUT* gradient, long long out_by_sequence, long long out_by_frame,
                 long long out_by_class) {
   using namespace fsachain;
   using Real = decltype(number_of(*logits));
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(256, sizeof(ELEMENT) == 4 ? 3 : 2)
   const bool legal = statistics(row, largest, sum);
   if (lane == 0) log_sums[index] = legal ? static_cast<double>(largest) + log(sum) : static_cast<double>(not_a_number());
   if (!into) return;
-  const Real share = static_cast<Real>(1.0 / sum);
+  const Real share = static_cast<Real>(shares[n] / sum);
   for (long long begin = lane; begin - lane < num_classes; begin += 32 * kept) {
     if (num_classes > 32 * kept) row.load(begin);  // else it still stands in the registers
 #pragma unroll

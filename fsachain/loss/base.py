@@ -355,7 +355,7 @@ def finish_there(
     values, ok = torch.empty_like(num), torch.empty_like(num, dtype=torch.bool)
     out = cuda.LossTerms(*map(cuda.view, (values, ok, sums, total)))
     cuda.loss_terms(
-        *(device, cuda.view(call.scores), int(call.lengths.max()), cuda.view(found["numbers"])),
+        *(device, cuda.view(call.scores), int(call.lengths.max(initial=0)), cuda.view(found["numbers"])),
         *((cuda.view(num), cuda.view(den)), given.denominator_scale, excluded_objf),
         (given.l2_regularize, given.out_of_range_regularize, OUT_OF_RANGE),
         None if consistency_term is None else cuda.view(consistency_term),

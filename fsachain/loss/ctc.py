@@ -104,12 +104,10 @@ class CtcLosses(NamedTuple):
     """What `ctc_loss` returns, and the derivatives [T, N, C] of the sequences' losses.
 
     The derivatives are made in forward, by the recursion that makes the losses, and empty unless asked for; backward scales
-    them. A loss that is not finite has none. shares [N]: what each loss is multiplied by in the sum; empty where the
-    derivatives are already.
+    them. A loss that is not finite has none.
     """
 
     loss: Tensor
-    shares: Tensor
     gradient: Tensor
 
 
@@ -147,7 +145,7 @@ def _ctc(call: CtcCall) -> CtcLosses:
     derivative = torch.from_numpy(gradient)
     if call.with_gradient and _is_batch_first(scores):
         derivative = derivative.transpose(0, 1)
-    return CtcLosses(loss, _NO_SHARES, derivative)
+    return CtcLosses(loss, derivative)
 
 
 def _shares(call: CtcCall, problem: CtcProblem) -> list[float]:
@@ -156,14 +154,12 @@ def _shares(call: CtcCall, problem: CtcProblem) -> list[float]:
     return [1.0 / (max(count, 1) * len(counts)) if is_mean else 1.0 for count in counts]
 
 
-def _reduced(call: CtcCall) -> tuple[Tensor, Tensor, cuda.Reduced]:
-    """On a device: the loss and the shares, which `Reduced` has to be given for."""
-    scores, size, is_each = call.scores, call.scores.shape[1], call.reduction == "none"
-    loss = scores.new_empty((size,) if is_each else (), dtype=_wide(scores))
-    shares, out = scores.new_empty(size, dtype=torch.float64), cuda.view(loss)
-    into = (out, None) if is_each else (None, out)
-    reduced = cuda.Reduced(call.reduction == "mean", call.zero_infinity, cuda.view(shares), *into)
-    return loss, shares, reduced
+def _reduced(call: CtcCall) -> tuple[Tensor, cuda.Reduced]:
+    """On a device: the loss, which `Reduced` has to be given for."""
+    scores, is_each = call.scores, call.reduction == "none"
+    loss = scores.new_empty((scores.shape[1],) if is_each else (), dtype=_wide(scores))
+    into = (cuda.view(loss), None) if is_each else (None, cuda.view(loss))
+    return loss, cuda.Reduced(call.zero_infinity, *into)
 
 
 def _beside(like: Tensor, values: npt.NDArray[Any]) -> Tensor:
@@ -182,18 +178,15 @@ def _fake_ctc(call: CtcCall) -> CtcLosses:
     gradient = scores.new_empty(scores.shape if with_gradient else (0, 0, 0), dtype=_wide(scores))
     if with_gradient and _is_batch_first(scores):
         gradient = gradient.transpose(0, 1).contiguous().transpose(0, 1)
-    lacking = size if is_on_device(scores, call.backend) else 0
-    return CtcLosses(loss, scores.new_empty(lacking, dtype=torch.float64), gradient)
+    return CtcLosses(loss, gradient)
 
 
 def _ctc_gradient(
-    factor: Tensor, shares: Tensor, gradient: Tensor, scores: Tensor, is_last: bool
+    factor: Tensor, gradient: Tensor, scores: Tensor, is_last: bool
 ) -> dict[str, Tensor | None]:
-    lacks_shares = shares.numel() > 0
-    if not lacks_shares and not factor.ndim:
+    if not factor.ndim:
         return {"scores": scale_rows(gradient, factor, scores, is_last)}
-    factors = factor * shares if lacks_shares else factor
-    return {"scores": scale_rows(gradient.transpose(0, 1), factors, scores, is_last).transpose(0, 1)}
+    return {"scores": scale_rows(gradient.transpose(0, 1), factor, scores, is_last).transpose(0, 1)}
 
 
 ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
@@ -206,18 +199,19 @@ def _forgiving(call: CtcCall, problem: CtcProblem) -> CtcLosses:
     log_probs = normalized = wide.log_softmax(2) if call.inputs == "logits" else wide
     if call.log_priors.numel():
         log_probs = normalized - call.log_priors.to(wide)
+    shares = _beside(scores, np.array(_shares(call, problem)))
     rest = call.backend, with_gradient, call.memory_budget
-    log_prob, gradient = forgiving_ctc(log_probs, problem, *rest)
-    if with_gradient and call.inputs == "logits":  # rows of frames that count sum to -1
+    log_prob, gradient = forgiving_ctc(log_probs, problem, *rest, shares)
+    if with_gradient and call.inputs == "logits":  # rows of frames that count sum to minus the share
         lengths = _beside(scores, problem.frame_counts)
         real = torch.arange(len(scores), device=scores.device)[:, None] < lengths
         real &= torch.isfinite(log_prob)
-        gradient += torch.where(real.unsqueeze(2), normalized.exp(), 0.0)
-    loss, shares, reduced = _reduced(call)
-    device = cuda.find_device(scores)
-    (counts,) = device.upload([problem.label_counts])
-    cuda.reduce_losses(device, cuda.view(log_prob), True, counts, len(log_prob), reduced)
-    return CtcLosses(loss, shares, gradient)
+        softmax = normalized.exp() * shares.to(wide.dtype).view(-1, 1)
+        gradient += torch.where(real.unsqueeze(2), softmax, 0.0)
+    loss, reduced = _reduced(call)
+    device, found = cuda.find_device(scores), cuda.view(log_prob)
+    cuda.reduce_losses(device, found, True, len(log_prob), cuda.view(shares), reduced)
+    return CtcLosses(loss, gradient)
 
 
 def forgiving_ctc(
@@ -226,8 +220,9 @@ def forgiving_ctc(
     backend: Any,
     with_gradient: bool,
     memory_budget: float | None,
+    shares: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log Z [N], float64, of log-probabilities [T, N, C]; the derivatives of -log Z [T, N, C], empty unless asked for.
+    """log Z [N], float64, of log-probabilities [T, N, C]; derivatives of -log Z times shares [N], empty unless asked for.
 
     By the graphs of `fsachain.graph.ctc` over the columns blank, labels and star: a target reads few classes and the star,
     which is a log-sum over all units of a frame. Only these columns are made, and their gradient goes back to the scores in
@@ -249,7 +244,7 @@ def forgiving_ctc(
     )
     occupancy = new_buffer(read, with_gradient)
     call = bind(batch, read, problem.frame_counts, backend, memory_budget)
-    log_prob = call.add_occupancy(batch, 0.0, None, occupancy).log_prob
+    log_prob = call.add_occupancy(batch, 0.0, shares, occupancy).log_prob
     if not with_gradient:
         return log_prob, scores.new_empty((0, 0, 0))
     taken = occupancy.neg_().transpose(0, 1)
@@ -276,7 +271,6 @@ def _gradient_of(scores: Tensor, wanted: bool) -> npt.NDArray[np.floating]:
 _NO_PRIORS = np.empty(0)
 _NO_STATISTICS = np.empty((0, 0, 0))
 _NONE = torch.empty(0)
-_NO_SHARES = torch.empty(0, dtype=torch.float64)
 
 
 def _is_batch_first(scores: Tensor) -> bool:
@@ -354,18 +348,19 @@ def _on_device(call: CtcCall, problem: CtcProblem) -> CtcLosses:
         gradient = new_like(scores.transpose(0, 1) if is_batch_first else scores, "empty")
         gradient = gradient.transpose(0, 1) if is_batch_first else gradient
     priors = problem.log_prior if problem.log_prior.size else None
-    loss, shares, reduced = _reduced(call)
+    loss, reduced = _reduced(call)
+    shares = np.array(_shares(call, problem))
     cuda_ctc.ctc(
         device,
         cuda.view(scores.detach().transpose(0, 1)),
         cuda_ctc.Targets(_labels(call.targets, scores, problem), problem.label_counts),
         problem.frame_counts,
-        cuda_ctc.Task(problem.blank, is_logits, problem.topology, priors, problem.delay_penalty),
+        cuda_ctc.Task(problem.blank, is_logits, problem.topology, priors, problem.delay_penalty, shares),
         cuda.view(gradient.transpose(0, 1)) if len(gradient) else None,
         call.memory_budget,
         reduced=reduced,
     )
-    return CtcLosses(loss, shares, gradient)
+    return CtcLosses(loss, gradient)
 
 
 def _is_beside(targets: Tensor, scores: Tensor) -> bool:

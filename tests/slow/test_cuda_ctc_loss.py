@@ -61,6 +61,24 @@ def test_losses_and_gradients_are_those_of_the_reference(inputs, topology):
     assert_equal(both(scores, *arguments, log_priors=priors, delay_penalty=0.2, **options))
 
 
+@pytest.mark.parametrize("forgive", [None, Forgiveness(1.0, 0.5, 0.7)])
+@pytest.mark.parametrize("factor", [1.0, -3.0])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_sum_or_mean_and_its_gradient_are_those_of_the_reference(reduction, factor, forgive):
+    """One target has no path. The second backward pass is the last and writes over what the forward pass left."""
+    options = {"inputs": "logits", "reduction": reduction, "zero_infinity": True, "forgive": forgive}
+    found = []
+    for backend, pretend in (("auto", pretended), ("reference", nullcontext)):
+        scores = random_scores()
+        with pretend():
+            loss = ctc_loss(scores, TARGETS, LENGTHS, TARGET_LENGTHS, backend=backend, **options)
+            first = torch.autograd.grad(factor * loss, scores, retain_graph=True)[0]
+            (factor * loss).backward()
+        assert torch.equal(first, scores.grad)
+        found.append((loss.detach(), scores.grad))
+    assert_equal(found)
+
+
 def test_the_operator_keeps_its_promises_to_torch():
     lengths = torch.tensor(LENGTHS), torch.tensor(TARGET_LENGTHS)
     scores = random_scores(torch.float64)

@@ -60,7 +60,7 @@ def run_all(device):
     cuda.add_occupancy(device, batch, scores, lengths, 0.0, None, new, None, is_new=True, lists=lists)
     cuda.spread_rows(device, new, lists, ones, new)
     of_ctc.run(of_ctc.random_logits(), device=device)
-    of_losses.run(device, of_losses.make_costs(np.inf), False, of_losses.COUNTS, True)
+    of_losses.run(device, of_losses.make_costs(np.inf), shares=of_losses.SHARES)
     of_pairs.run(device, *of_pairs.random_scores(scale=80.0))
     run_grids(device)
     run_rows(device)

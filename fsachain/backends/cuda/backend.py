@@ -190,11 +190,12 @@ def finish_gradient(
 
 
 class Reduced(NamedTuple):
-    """What becomes of losses [N], and where that goes, see `losses.cu`: used in float64, the others of one type."""
+    """What becomes of losses [N]: each of them, or their total in which each has its share, of one type.
 
-    is_mean: bool
+    zero_infinity: a loss of +inf counts as 0.
+    """
+
     zero_infinity: bool
-    used: DeviceArray | None
     each: DeviceArray | None
     total: DeviceArray | None
 
@@ -203,15 +204,23 @@ def reduce_losses(
     device: Device,
     found: Memory | DeviceArray,
     is_log_prob: bool,
-    counts: Memory | None,
     size: int,
+    shares: Memory | float,
     reduced: Reduced,
 ) -> None:
-    """The losses of log Z or of costs, float64 [N], by one launch. counts: int64 [N], the labels of each sequence."""
-    is_mean, zero_infinity, *arrays = reduced
-    kernel = KernelSpec("losses.cu", "reduce_losses", macros(OUT=arrays[1] or arrays[2] or "float64"))
-    given = found.pointer, int(is_log_prob), address(counts), size, int(is_mean), int(zero_infinity)
-    device.launch(kernel, 1, ROW_THREADS, ROW_THREADS // 32 * 8, [*given, *map(address, arrays)])
+    """The losses of log Z or of costs, float64 [N], by one launch. shares: float64 [N] on the device, or that of all."""
+    zero_infinity, each, total = reduced
+    kernel = KernelSpec("losses.cu", "reduce_losses", macros(OUT=each or total or "float64"))
+    of_each = (0, shares) if isinstance(shares, float) else (shares.pointer, 1.0)
+    arguments = [
+        found.pointer,
+        int(is_log_prob),
+        size,
+        *of_each,
+        int(zero_infinity),
+        *map(address, (each, total)),
+    ]
+    device.launch(kernel, 1, ROW_THREADS, ROW_THREADS // 32 * 8, arguments)
 
 
 def scale_rows(device: Device, values: DeviceArray, factors: DeviceArray, out: DeviceArray) -> None:

@@ -50,7 +50,8 @@ class Task(NamedTuple):
 
     normalizes: scores are logits, whose log-softmax is part of the loss; else they are taken as log-probabilities, and
     their own derivatives are made. log_priors: float64 [C] on the host, taken off the scores; None for none.
-    delay_penalty: in nats for each frame, see `fsachain.backends.ctc`.
+    delay_penalty: in nats for each frame, see `fsachain.backends.ctc`. shares: float64 [N] on the host, what each loss
+    counts in the total and its derivatives in the gradient; None: ones.
     """
 
     blank: int
@@ -58,6 +59,7 @@ class Task(NamedTuple):
     topology: CtcTopology = "standard"
     log_priors: Floats | None = None
     delay_penalty: float = 0.0
+    shares: Floats | None = None
 
     @property
     def rounding(self) -> float:
@@ -87,7 +89,7 @@ def ctc(
     sizes: Sizes = DEFAULT_SIZES,
     reduced: cuda.Reduced | None = None,
 ) -> Memory:
-    """The CTC loss of every sequence, float64 [N] on the device, and its derivative by the scores; nothing waits.
+    """The CTC loss of every sequence, float64 [N] on the device, and its share's derivative by the scores; nothing waits.
 
     The loss is +inf where there is no path, NaN for an illegal score and for a label that is the blank or no class;
     there the gradient is 0. The caller has checked shapes and lengths.
@@ -101,8 +103,10 @@ def ctc(
     defines = macros(ELEMENT=scores, OUT=dtype)
     shape = size, num_frames
     given = targets.labels
-    sent = [lengths, targets.lengths, *([given] if isinstance(given, np.ndarray) else [])]
-    frames, counts, *rest = device.upload(sent)
+    sent = [lengths, targets.lengths, np.ones(size) if task.shares is None else task.shares]
+    frames, counts, shares, *rest = device.upload(
+        [*sent, *([given] if isinstance(given, np.ndarray) else [])]
+    )
     if isinstance(given, np.ndarray):
         given = DeviceArray(rest[0].pointer, "int64", given.shape, (given.shape[1], 1), rest[0])
 
@@ -138,6 +142,7 @@ def ctc(
             *shape,
             num_classes,
             frames.pointer,
+            shares.pointer,
             log_sums.pointer,
             *strided(gradient),
         ]
@@ -165,7 +170,7 @@ def ctc(
     if occupancy is None:
         log_prob, _ = cuda.log_probs(*inputs)
     else:
-        log_prob, _ = cuda.add_occupancy(*inputs, None, occupancy, memory_budget)
+        log_prob, _ = cuda.add_occupancy(*inputs, shares, occupancy, memory_budget)
 
     device.launch(
         KernelSpec("ctc.cu", "ctc_loss", defines),
@@ -178,7 +183,7 @@ def ctc(
         ],
     )
     if reduced is not None:
-        cuda.reduce_losses(device, loss, False, counts, size, reduced)
+        cuda.reduce_losses(device, loss, False, size, shares, reduced)
     if occupancy is not None:
         launch(
             "ctc.cu",
