@@ -103,9 +103,10 @@ extern "C" __global__ void __launch_bounds__(256, sizeof(ELEMENT) == 4 ? 3 : 2)
   Real largest;
   double sum;
   const bool legal = statistics(row, largest, sum);
+  // Before the logarithm: behind it, registers spill.
+  const Real share = static_cast<Real>(1.0 / sum) * static_cast<Real>(shares[n]);
   if (lane == 0) log_sums[index] = legal ? static_cast<double>(largest) + log(sum) : static_cast<double>(not_a_number());
   if (!into) return;
-  const Real share = static_cast<Real>(shares[n] / sum);
   for (long long begin = lane; begin - lane < num_classes; begin += 32 * kept) {
     if (num_classes > 32 * kept) row.load(begin);  // else it still stands in the registers
 #pragma unroll
