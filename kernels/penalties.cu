@@ -54,7 +54,7 @@ __device__ __forceinline__ void add_score(Real y, const Penalty& penalty, double
 
 }  // namespace fsachain
 
-// sums [N][gridDim.x][2]: the two of of each block of each sequence, without the weight; blocks past its end write nothing.
+// sums [N][gridDim.x][2]: both of each block of each sequence, without the weight; blocks past its end write nothing.
 extern "C" __global__ void __launch_bounds__(256)
     penalties(const ELEMENT* scores, long long by_sequence, long long by_frame, long long by_pdf, long long num_pdfs,
               const double* lengths, double l2, double out_of_range, double limit, double* sums) {
@@ -145,8 +145,8 @@ extern "C" __global__ void __launch_bounds__(256)
     finish_gradient(const ELEMENT* scores, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
                     long long num_pdfs, const fsachain::Number* gradient, long long gradient_by_sequence,
                     long long gradient_by_frame, long long gradient_by_pdf, const double* lengths, const double* weights,
-                    const unsigned char* ok, double l2, double out_of_range, double limit, const double* frame_weights, const double* factor, const double* divisor,
-                    ELEMENT* out, long long out_by_sequence, long long out_by_frame, long long out_by_pdf) {
+                    const unsigned char* ok, double l2, double out_of_range, double limit, const double* frame_weights,
+                    const double* factor, const double* divisor, ELEMENT* out, long long out_by_sequence, long long out_by_frame, long long out_by_pdf) {
   using namespace fsachain;
   const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;

@@ -123,13 +123,12 @@ class SequenceCall(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """The weighted sums of a batch over ok sequences, before division by their frames; float64 but for ok and the buffers.
+    """The weighted sums of a batch over ok sequences; float64 but for ok and the buffers.
 
-    total: objf and the three terms, over the divisor unless the numerator was asked for, which a cross-entropy comes to;
-    the only result with a gradient. values [N]: what each sequence adds to
-    objf, before its weight; not finite where it is not ok. sums: see `SUMS`. gradient [N, T, P]: d total / d nnet_output;
-    numerator [N, T, P]: w_n times the numerator's occupancy; each is empty unless asked for. numbers [3, N]: see
-    `placed_numbers`.
+    total: objf and the three terms, divided unless the numerator was asked for, to which a cross-entropy is added first;
+    the only result with a gradient. values [N]: what each sequence adds to objf, before its weight; not finite where it is
+    not ok. sums: see `SUMS`. gradient [N, T, P]: d total / d nnet_output, not divided; numerator [N, T, P]: w_n times the
+    numerator's occupancy; each is empty unless asked for. numbers [3, N]: see `placed_numbers`.
     """
 
     total: Tensor
