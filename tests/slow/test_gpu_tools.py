@@ -64,6 +64,15 @@ def test_a_row_that_fails_takes_no_other_with_it(values, monkeypatch, capsys):
     assert [lines[f"{case.name}{what}"] for what in ("", ": memory", ": host")] == [True, False, True]
 
 
+def test_kernels_of_a_call_are_added_up_by_name_and_those_that_take_most_are_told():
+    taken = [("forward", 3000.0), ("void at::fill", 2.0), ("backward", 4000.0), ("forward", 1.0)]
+    taken += [(f"small {n}", 0.5) for n in range(8)]
+    figures = gpu_report.kernel_figures(taken)
+    assert list(figures)[:4] == ["ms", "launches", "ms backward", "ms forward"]
+    assert figures["ms forward"] == pytest.approx(3.001) and figures["launches"] == 12
+    assert figures["ms"] == pytest.approx(7.007) and len(figures) == 2 + gpu_report.MOST_KERNELS
+
+
 def test_peers_in_plain_torch_have_our_losses_and_gradients():
     cases = [case for table in ("loss", "ctc") for case in MAKERS[table](workloads.seeded(TINY), TINY)]
     for case in cases:

@@ -3,7 +3,8 @@
     python -m tools.bench.gpu_report [--only TABLES] [--seconds S] [--variant NAME]
 
 Times are of CUDA events around calls as a user makes them, inputs rotate so that none is found in a cache. "host" is the
-time until such a call returns, "replay" that of a CUDA graph of it: the device alone. What is not here is an error: graphs,
+time until such a call returns, "replay" that of a CUDA graph of it: the device alone; "kernels" are one call to torch's
+profiler. What is not here is an error: graphs,
 the float64 values (`tools.gpu_pack`), a GPU. Each row is told as soon as it is known.
 """
 
@@ -43,6 +44,7 @@ VALUES, TINY_VALUES = CARRIED / "values", CARRIED / "tiny"
 TURNS: dict[str, Any] = {"rounds": (5, 50), "least": 3e-2}
 HOST_CALLS = 20
 UNSEEN = 10  # batches
+MOST_KERNELS = 6
 MOST_SHARE = Target(10.0, "%")
 
 # What `--variant` changes: one thing of the plans, all else as it is, so that the rows of two runs tell what that is worth.
@@ -184,6 +186,8 @@ class Bench:
         jobs[": host"] = lambda: _tell_row(Row(f"{case.name}: host", times=self._until_it_returns(call)))
         if self.device.type == "cuda" and case.trains:
             jobs[": replay"] = partial(self._replayed, case)
+        if self.device.type == "cuda":
+            jobs[": kernels"] = partial(self._kernels, case, call)
         if case.unseen:
             jobs[": unseen"] = partial(self._unseen, case, False)
             jobs[": unseen, laid out"] = partial(self._unseen, case, True)
@@ -218,6 +222,15 @@ class Bench:
     def _replayed(self, case: Case) -> None:
         times = self._taken(self._graph(case))
         _tell_row(Row(f"{case.name}: replay", times=times, evaluations=case.work.evaluations))
+
+    def _kernels(self, case: Case, call: Call) -> None:
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            call()
+            torch.cuda.synchronize()
+        there = torch.autograd.DeviceType.CUDA
+        taken = [(event.name, event.device_time) for event in profile.events() if event.device_type == there]
+        _tell_row(Row(f"{case.name}: kernels", figures=kernel_figures(taken)))
 
     def _unseen(self, case: Case, laid_out: bool) -> None:
         """Calls with graphs that are new to the device, until they return and until it is done; the first is not counted."""
@@ -281,6 +294,17 @@ class Bench:
         call()
         torch.cuda.synchronize(self.device)
         return torch.cuda.max_memory_allocated(self.device)
+
+
+def kernel_figures(taken: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Of names and microseconds of what a device has done: milliseconds, how many, and of the names that take most."""
+    by_name: dict[str, float] = {}
+    for name, microseconds in taken:
+        by_name[name[:48]] = by_name.get(name[:48], 0.0) + 1e-3 * microseconds
+    most = sorted(by_name, key=lambda name: -by_name[name])[:MOST_KERNELS]
+    return {"ms": sum(by_name.values()), "launches": len(taken)} | {
+        f"ms {name}": by_name[name] for name in most
+    }
 
 
 def _tell_row(row: Row) -> None:
