@@ -4,8 +4,8 @@
 
 Times are of CUDA events around calls as a user makes them, inputs rotate so that none is found in a cache. "host" is the
 time until such a call returns, "replay" that of a CUDA graph of it: the device alone; "kernels" are one call to torch's
-profiler. What is not here is an error: graphs, the float64 values (`tools.gpu_pack`), a GPU. Each row is told as soon as it is
-known.
+profiler. What is not here is an error: graphs, the float64 values (`tools.gpu_pack`), a GPU. Each row is told as soon as
+it is known.
 """
 
 from __future__ import annotations
