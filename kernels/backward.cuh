@@ -229,11 +229,11 @@ ENTRY backward(const long long* groups, const long long* shard_fields, const fsa
           frame.total.lane[v] = vector[2 * states + 1];
         }
         for (int s = peers.rank; shards.has(s); s = shards.next(s)) frame.pairs(shards.get(s), memory, exchange);
-        peers.begin_sync(exchange, filled);
+        peers.arrive(exchange, filled);
 #if SUM_COLUMNS
         frame.columns(shards.loaded, ColumnSums(column_sums, CLUSTER, peers.rank));
 #endif
-        peers.end_sync(exchange);
+        peers.wait(exchange);
 #if SUM_COLUMNS
         __syncthreads();
 #endif

@@ -144,7 +144,7 @@ struct Exchange {
     }
   }
   // All threads of the cluster, behind what they have stored, `bytes` in each block; those of a block meet.
-  __device__ __forceinline__ void begin_end(unsigned bytes) const {
+  __device__ __forceinline__ void arrive(unsigned bytes) const {
     __syncthreads();
 #if ASYNC_STORES && CLUSTER > 1
     if (threadIdx.x == rank)
@@ -153,8 +153,8 @@ struct Exchange {
       arrive_at(arrivals + count % kArrivals, threadIdx.x);
 #endif
   }
-  // Behind it each sees what all have stored, and may store anew what anybody has read before `begin_end`.
-  __device__ __forceinline__ void end() {
+  // Behind it each sees what all have stored, and may store anew what anybody has read before `arrive`.
+  __device__ __forceinline__ void wait() {
 #if ASYNC_STORES && CLUSTER > 1
     await_arrivals(arrivals + count % kArrivals, count / kArrivals % 2);
     ++count;

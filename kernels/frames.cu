@@ -188,8 +188,8 @@ ENTRY read_frames(const long long* groups, const int* pdfs, const int* sequences
 }
 
 // Adds weights[n] (null: ones) x occupancy to out [N, T, P]. 32 threads for each sequence of a group; block b of the
-// group's `blocks` has the frames begin + b, begin + b + blocks, .... Thread i of a sequence has its pairs i, i + 32, ... for the sum (11) and its
-// columns i, i + 32, ... . new_pdfs: 0, or P where rows hold anything and are written whole. lists [N][2 + P]: not null where
+// group's `blocks` has the frames begin + b, begin + b + blocks, .... Thread i of a sequence has its pairs i, i + 32, ... for
+// the sum (11) and its columns i, i + 32, ... . new_pdfs: 0, or P where rows hold anything and are written whole. lists [N][2 + P]: not null where
 // values stand packed, column by column, for `spread_rows`; of each sequence how many columns, how many frames, and the columns'
 // pdfs; without occupancies no column.
 extern "C" __global__ void __launch_bounds__(1024, 1)

@@ -296,18 +296,18 @@ struct Peers {
   }
   // The same at the end of an exchange of rows, of which each block is given so many.
   DEVICE void sync(Exchange& exchange, long long rows) const {
-    begin_sync(exchange, rows);
-    end_sync(exchange);
+    arrive(exchange, rows);
+    wait(exchange);
   }
   // In between a block may go on with what its own threads have written.
-  DEVICE void begin_sync(const Exchange& exchange, long long rows) const {
+  DEVICE void arrive(const Exchange& exchange, long long rows) const {
 #if ON_CHIP
-    exchange.begin_end(static_cast<unsigned>(rows * sizeof(Row)));
+    exchange.arrive(static_cast<unsigned>(rows * sizeof(Row)));
 #endif
   }
-  DEVICE void end_sync(Exchange& exchange) const {
+  DEVICE void wait(Exchange& exchange) const {
 #if ON_CHIP
-    exchange.end();
+    exchange.wait();
 #else
     sync();
 #endif

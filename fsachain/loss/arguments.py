@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.grid_call import Placed
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 from fsachain.grid import TOPOLOGIES, Ints, Rows
@@ -147,6 +148,16 @@ def reduce_losses(log_prob: Tensor, reduction: str, zero_infinity: bool = False)
     if reduction == "none":
         return losses
     return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def room_for_loss(
+    like: Tensor, size: int, reduction: str, zero_infinity: bool, dtype: torch.dtype
+) -> tuple[Tensor, cuda.Reduced]:
+    """On a device: what `cuda.reduce_losses` of `size` losses writes, and how it is told."""
+    is_each = reduction == "none"
+    loss = like.new_empty((size,) if is_each else (), dtype=dtype)
+    into = (cuda.view(loss), None) if is_each else (None, cuda.view(loss))
+    return loss, cuda.Reduced(zero_infinity, *into)
 
 
 def reduce_on_host(

@@ -25,7 +25,7 @@ from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.fsa import Floats
 from fsachain.graph.ctc import CtcTopology, target_graph
 from fsachain.graph.forgive import NOTHING, Forgiveness, Star, check_forgiveness
-from fsachain.loss.arguments import REDUCTIONS, check_choice, reduce_on_host
+from fsachain.loss.arguments import REDUCTIONS, check_choice, reduce_on_host, room_for_loss
 from fsachain.loss.autograd import (
     Operator,
     as_tensor,
@@ -156,10 +156,8 @@ def _shares(call: CtcCall, problem: CtcProblem) -> list[float]:
 
 def _reduced(call: CtcCall) -> tuple[Tensor, cuda.Reduced]:
     """On a device: the loss, which `Reduced` has to be given for."""
-    scores, is_each = call.scores, call.reduction == "none"
-    loss = scores.new_empty((scores.shape[1],) if is_each else (), dtype=_wide(scores))
-    into = (cuda.view(loss), None) if is_each else (None, cuda.view(loss))
-    return loss, cuda.Reduced(call.zero_infinity, *into)
+    scores = call.scores
+    return room_for_loss(scores, scores.shape[1], call.reduction, call.zero_infinity, _wide(scores))
 
 
 def _beside(like: Tensor, values: npt.NDArray[Any]) -> Tensor:

@@ -135,11 +135,11 @@ def _rnnt(call: RnntCall) -> RnntLosses:
 def _reduced(call: RnntCall, log_prob: Tensor) -> Tensor:
     """`arguments.reduce_losses`, on a device by one launch; those of the host without operations on so few numbers."""
     if dispatch.is_on_device(call.logits, call.backend):
-        is_each, share = call.reduction == "none", arguments.share_of(call.reduction, len(log_prob))
-        loss = torch.empty_like(log_prob) if is_each else log_prob.new_empty(())
-        into = (cuda.view(loss), None) if is_each else (None, cuda.view(loss))
+        size, share = len(log_prob), arguments.share_of(call.reduction, len(log_prob))
+        room = size, call.reduction, call.zero_infinity, torch.float64
+        loss, reduced = arguments.room_for_loss(log_prob, *room)
         device, found = cuda.find_device(call.logits), cuda.view(log_prob)
-        cuda.reduce_losses(device, found, True, len(log_prob), share, cuda.Reduced(call.zero_infinity, *into))
+        cuda.reduce_losses(device, found, True, size, share, reduced)
         return loss
     losses = [0.0 - z for z in log_prob.tolist()]
     shares = [arguments.share_of(call.reduction, len(losses))] * len(losses)

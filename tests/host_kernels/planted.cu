@@ -132,11 +132,11 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) exchange_twice(int* out) {
     if (FAULT == kReadsEarly) sum += box[(1 - rank) * count + threadIdx.x];
     if (FAULT == kArrivesTwice && threadIdx.x == 2) fsachain::arrive_at(arrivals, rank);
     if (FAULT == kLeavesEarly && rank == 1) return;
-    exchange.begin_end(2 * count * sizeof(int) + (FAULT == kAwaitsMore ? 4 : 0));
-    exchange.end();
+    exchange.arrive(2 * count * sizeof(int) + (FAULT == kAwaitsMore ? 4 : 0));
+    exchange.wait();
     value = box[(1 - rank) * count + threadIdx.x];
-    exchange.begin_end(0);  // before the box is written anew
-    exchange.end();
+    exchange.arrive(0);  // before the box is written anew
+    exchange.wait();
   }
   out[blockIdx.x * count + threadIdx.x] = value + sum;
 }

@@ -318,11 +318,9 @@ def ctc_case(labels: Ints, frames: int, classes: int, target: Target) -> Case:
         lengths = [torch.full((size,), number, dtype=integer) for number in (frames, count)]
         given = targets.to(integer).flatten() if integer == torch.int32 else on(logits.device)
         log_probs = logits.log_softmax(2).transpose(0, 1)
-        wanted = integer == torch.int32
-        if logits.is_cuda and torch._use_cudnn_ctc_loss(log_probs, given, *lengths, 0) != wanted:
-            raise ValueError(
-                f"torch takes {'its own' if wanted else 'the'} CTC loss{'' if wanted else ' of cuDNN'}"
-            )
+        is_for_cudnn = integer == torch.int32
+        if logits.is_cuda and torch._use_cudnn_ctc_loss(log_probs, given, *lengths, 0) != is_for_cudnn:
+            raise ValueError(f"torch takes {'its own loss' if is_for_cudnn else 'that of cuDNN'}")
         return torch.nn.functional.ctc_loss(log_probs, given, *lengths, reduction="none")
 
     name = f"CTC, B {size}, T {frames}, U {count}, V {classes}"

@@ -247,10 +247,8 @@ class Bench:
         """What a step of a training takes more than the same with a trivial loss."""
         both = take_turns(make(self.device), self.seconds, self.clock, **TURNS)
         ratio = both["trivial"].over(both["whole"])
-        name, share = (
-            f"{case.name}: share of a TDNN-F's step, {precision}",
-            {"%": 100.0 * (1.0 - ratio.median)},
-        )
+        name = f"{case.name}: share of a TDNN-F's step, {precision}"
+        share = {"%": 100.0 * (1.0 - ratio.median)}
         comparison = Comparison("trivial / whole", ratio)
         _tell_row(Row(name, times=both["whole"], comparisons=(comparison,), figures=share, target=MOST_SHARE))
 

@@ -657,9 +657,9 @@ def _own_sub_batches(batch: TableBatch, limits: Limits, kind: int, float64: bool
         some = [tables[number] for number in np.flatnonzero(chosen)]
         plan, division = own_on_chip(some) if on_chip else in_memory(some, 1)
         made = PlannedTables(plan, tuple(_layouts(some, division)))
-        if made.shared_bytes(LOG, ARC_BYTES[LOGS], 1) <= limits.shared_bytes:
-            return made
-        return PlannedTables(plan._replace(ahead=0), made.layouts)
+        if plan.ahead and made.shared_bytes(LOG, ARC_BYTES[LOGS], 1) > limits.shared_bytes:
+            return PlannedTables(plan._replace(ahead=0), made.layouts)
+        return made
 
     parts = []
     for on_chip, form in product((True, False), (COMPACT, EXPONENTS, LOGS)):

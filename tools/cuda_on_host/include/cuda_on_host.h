@@ -75,7 +75,7 @@ void start_arrivals(Wide* own, unsigned blocks);
 void arrive(Wide* at, unsigned bytes);
 void await_arrivals(Place place, Wide* own, unsigned parity);
 void store_async(void* to, const void* value, unsigned bytes, Wide* arrivals);
-// Copies to shared memory that go on beside the thread (cp.async): they are made at the last moment, in `wait_for_copies`.
+// Copies to shared memory that go on beside the thread (cp.async), until it waits for all but the last `left` ended groups.
 void copy_async(void* to, const void* from, unsigned bytes);
 void end_copies();
 void wait_for_copies(unsigned left);
