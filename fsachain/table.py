@@ -12,7 +12,8 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -102,15 +103,18 @@ class TransitionTable:
             by_column=replace(self.by_column, log_prob=log_prob[self.by_column.arc]),
         )
 
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """By name, those of a view as in "by_dst.src", in the order of files; without those that are None."""
+        return {
+            name: np.asarray(array, dtype)
+            for name, dtype, _ in _LAYOUT
+            if (array := attrgetter(name)(self)) is not None
+        }
+
     def save(self, path: str | PathLike[str]) -> None:
         """Write an npz file that `load` reads back to an equal table."""
-        arrays: dict[str, Any] = {"format": np.array("fsachain.TransitionTable/1")}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, ArcView):
-                arrays |= {f"{field.name}.{part.name}": getattr(value, part.name) for part in fields(ArcView)}
-            elif value is not None:
-                arrays[field.name] = value
+        arrays: dict[str, Any] = {"format": np.array(_NPZ_FORMAT)}
+        arrays |= {name: getattr(self, name) for name in _SIZES} | self.arrays()
         with replacing(path) as file:
             np.savez(file, **arrays)
 
@@ -123,63 +127,72 @@ class TransitionTable:
         """
         try:
             arrays = read_npz(path)
-            if str(arrays["format"]) != "fsachain.TransitionTable/1":
+            if str(arrays["format"]) != _NPZ_FORMAT:
                 raise ValueError(f"format {arrays['format']}")
-            values: dict[str, Any] = {}
-            for name in (field.name for field in fields(cls)):
-                if name.startswith("by_"):
-                    parts = {part.name: arrays[f"{name}.{part.name}"] for part in fields(ArcView)}
-                    values[name] = ArcView(**parts)
-                elif name in arrays or name != "leaky_log_prob":
-                    values[name] = int(arrays[name]) if name.startswith("num_") else arrays[name]
-            table = cls(**values)
-            check_indices(table)
-            return table
+            return _of_arrays(arrays, *(int(arrays[name]) for name in _SIZES))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: not a saved TransitionTable ({error})") from error
 
 
-def check_indices(table: TransitionTable) -> None:
-    """A ValueError unless arrays have their types and lengths and every index points into the table.
+_NPZ_FORMAT = "fsachain.TransitionTable/1"
+_SIZES = ("num_states", "num_arcs", "num_pdfs")
 
-    For tables that come from files: a wrong index could send a kernel out of its arrays.
-    """
-    rows = {"by_dst": table.num_states, "by_src": table.num_states, "by_column": len(table.active_pdfs)}
-    _inside(table.active_pdfs, table.num_pdfs, "active_pdfs")
-    count = len(table.by_dst.arc)
-    for name, num_rows in rows.items():
-        view: ArcView = getattr(table, name)
-        ends = {
-            "src": table.num_states,
-            "dst": table.num_states,
-            "column": len(table.active_pdfs),
-            "arc": table.num_arcs,
-        }
-        for part, end in ends.items():
-            _inside(getattr(view, part), end, f"{name}.{part}", count)
-        offsets = view.offsets
-        _of_type(offsets, "i8", num_rows + 1, f"{name}.offsets")
-        _of_type(view.log_prob, "f8", count, f"{name}.log_prob")
-        if offsets[0] != 0 or offsets[-1] != count or np.any(offsets[1:] < offsets[:-1]):
-            raise ValueError(f"{name}.offsets do not share out the arcs")
+
+def _layout() -> Iterator[tuple[str, npt.DTypeLike, str]]:
+    """Name, type and length of the arrays of a table, in the order of files; the last is absent where there is no leak."""
+    yield "active_pdfs", "<i4", "columns"
+    for view, rows in (("by_dst", "states"), ("by_src", "states"), ("by_column", "columns")):
+        yield f"{view}.offsets", "<i8", f"{rows} + 1"
+        for part in ("src", "dst", "column", "arc"):
+            yield f"{view}.{part}", "<i4", "kept arcs"
+        yield f"{view}.log_prob", "<f8", "kept arcs"
     for name in ("initial_log_prob", "final_log_prob", "leaky_log_prob"):
-        vector = getattr(table, name)
-        if vector is not None:
-            _of_type(vector, "f8", table.num_states, name)
+        yield name, "<f8", "states"
 
 
-def _inside(values: Ints, end: int, name: str, length: int | None = None) -> None:
-    _of_type(values, "i4", length, name)
-    if values.size and not 0 <= values.min() <= values.max() < end:
-        raise ValueError(f"{name} reaches from {values.min()} to {values.max()}; expected [0, {end})")
+_LAYOUT = [(name, np.dtype(kind), length) for name, kind, length in _layout()]
 
 
-def _of_type(values: npt.NDArray[Any], kind: str, length: int | None, name: str) -> None:
-    expected = len(values) if length is None and values.ndim else length
-    if values.ndim != 1 or values.dtype != np.dtype(kind) or len(values) != expected:
-        raise ValueError(
-            f"{name} is {values.dtype} {list(values.shape)}; expected {np.dtype(kind)} [{expected}]"
-        )
+def _lengths(states: int, columns: int, kept: int) -> dict[str, int]:
+    numbers = {"states": states, "columns": columns, "kept arcs": kept}
+    return numbers | {"states + 1": states + 1, "columns + 1": columns + 1}
+
+
+def _of_arrays(
+    arrays: Mapping[str, npt.NDArray[Any]], num_states: int, num_arcs: int, num_pdfs: int
+) -> TransitionTable:
+    """The table of arrays from a file, by the names of `_LAYOUT`.
+
+    A ValueError unless they have their types and lengths and every index points into the table: a wrong one could send a
+    kernel out of its arrays.
+    """
+    num_columns, num_kept = len(arrays["active_pdfs"]), len(arrays["by_dst.arc"])
+    ends = {
+        "active_pdfs": num_pdfs,
+        "src": num_states,
+        "dst": num_states,
+        "column": num_columns,
+        "arc": num_arcs,
+    }
+    parts: dict[str, dict[str, Any]] = {"": {}, "by_dst": {}, "by_src": {}, "by_column": {}}
+    lengths = _lengths(num_states, num_columns, num_kept)
+    for name, dtype, length_of in _LAYOUT:
+        if name == "leaky_log_prob" and name not in arrays:
+            continue
+        values, length = arrays[name], lengths[length_of]
+        if values.ndim != 1 or values.dtype != dtype or len(values) != length:
+            raise ValueError(f"{name} is {values.dtype} {list(values.shape)}; expected {dtype} [{length}]")
+        view, _, part = name.rpartition(".")
+        end = ends.get(part)
+        if end is not None and values.size and not 0 <= values.min() <= values.max() < end:
+            raise ValueError(f"{name} reaches from {values.min()} to {values.max()}; expected [0, {end})")
+        if part == "offsets" and (
+            values[0] != 0 or values[-1] != num_kept or np.any(values[1:] < values[:-1])
+        ):
+            raise ValueError(f"{name} do not share out the arcs")
+        parts[view][part] = values
+    own: dict[str, Any] = parts.pop("") | {view: ArcView(**columns) for view, columns in parts.items()}
+    return TransitionTable(num_states, num_arcs, num_pdfs, **own)
 
 
 def compile_table(fsa: Fsa, num_pdfs: int | None = None, *, name: str | None = None) -> TransitionTable:
@@ -251,23 +264,16 @@ VERSION = 1
 _MARK = b"fsachain tables\n"
 # Mark, version, CRC of the index, its place and size, number of tables.
 _HEADER = struct.Struct("<16sIIQQQ16x")
+_BODY_SIZES = (*_SIZES, "num_columns", "num_kept")
 _ENTRY = np.dtype(
     [
         ("place", "<u8"),
         ("size", "<u8"),
         ("crc", "<u4"),
         ("has_leak", "<u4"),
-        ("num_states", "<i8"),
-        ("num_arcs", "<i8"),
-        ("num_pdfs", "<i8"),
-        ("num_columns", "<i8"),
-        ("num_kept", "<i8"),
+        *((n, "<i8") for n in _BODY_SIZES),
     ]
 )
-_VIEWS = ("by_dst", "by_src", "by_column")
-_INT32 = np.dtype("<i4")
-_INT64 = np.dtype("<i8")
-_FLOAT64 = np.dtype("<f8")
 _CHUNK = 8
 _LONGEST_NAME = 1 << 14  # letters; that of a file has 255
 
@@ -296,7 +302,7 @@ def _write(
         if name in names:
             raise DataError(f"{path}: the table {name!r} is given twice")
         names[name] = None
-        body = b"".join(_padded(array) for array in _arrays(table))
+        body = b"".join(_padded(array) for array in table.arrays().values())
         columns, kept = len(table.active_pdfs), len(table.by_dst.arc)
         sizes = (table.num_states, table.num_arcs, table.num_pdfs, columns, kept)
         has_leak = int(table.leaky_log_prob is not None)
@@ -309,20 +315,6 @@ def _write(
     file.seek(0)
     file.write(_HEADER.pack(_MARK, VERSION, zlib.crc32(index), place, len(index), len(entries)))
     return len(entries)
-
-
-def _arrays(table: TransitionTable) -> Iterator[npt.NDArray[Any]]:
-    yield np.asarray(table.active_pdfs, _INT32)
-    for name in _VIEWS:
-        view: ArcView = getattr(table, name)
-        yield np.asarray(view.offsets, _INT64)
-        for field in ("src", "dst", "column", "arc"):
-            yield np.asarray(getattr(view, field), _INT32)
-        yield np.asarray(view.log_prob, _FLOAT64)
-    yield np.asarray(table.initial_log_prob, _FLOAT64)
-    yield np.asarray(table.final_log_prob, _FLOAT64)
-    if table.leaky_log_prob is not None:
-        yield np.asarray(table.leaky_log_prob, _FLOAT64)
 
 
 def _padded(array: npt.NDArray[Any]) -> bytes:
@@ -370,11 +362,9 @@ class TableFile(Mapping[str, TransitionTable]):
         with self._opened() as file:
             body = self._body(file, entry, name)
         try:
-            table = _parse(body, entry)
-            check_indices(table)
+            return _parse(body, entry)
         except ValueError as error:
             raise self._damage(entry, name, f" ({error})") from error
-        return table
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._number)
@@ -415,24 +405,15 @@ def _short(name: Any) -> str:
 
 
 def _parse(body: memoryview, entry: Any) -> TransitionTable:
-    place = 0
-
-    def take(dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
-        nonlocal place
-        size = count * dtype.itemsize
+    sizes = (int(entry[name]) for name in _BODY_SIZES)
+    num_states, num_arcs, num_pdfs, num_columns, num_kept = sizes
+    lengths = _lengths(num_states, num_columns, num_kept)
+    arrays, place = dict[str, npt.NDArray[Any]](), 0
+    for name, dtype, length_of in _LAYOUT[: None if entry["has_leak"] else -1]:
+        length = lengths[length_of]
+        size = length * dtype.itemsize
         if not 0 <= size <= len(body) - place:
-            raise ValueError(f"{count} numbers do not fit")
-        begin, place = place, place + size + -size % _CHUNK
-        return np.frombuffer(body, dtype, count, begin)
-
-    def view(rows: int) -> ArcView:
-        offsets = take(_INT64, rows + 1)
-        src, dst, column, arc = (take(_INT32, kept) for _ in range(4))
-        return ArcView(offsets, src, dst, column, take(_FLOAT64, kept), arc)
-
-    sizes = (int(entry[name]) for name in ("num_states", "num_arcs", "num_pdfs", "num_columns", "num_kept"))
-    num_states, num_arcs, num_pdfs, columns, kept = sizes
-    active = take(_INT32, columns)
-    by_dst, by_src, by_column = (view(rows) for rows in (num_states, num_states, columns))
-    vectors = [take(_FLOAT64, num_states) for _ in range(2 + bool(entry["has_leak"]))]
-    return TransitionTable(num_states, num_arcs, num_pdfs, active, by_dst, by_src, by_column, *vectors)
+            raise ValueError(f"{length} numbers do not fit")
+        arrays[name] = np.frombuffer(body, dtype, length, place)
+        place += size + -size % _CHUNK
+    return _of_arrays(arrays, num_states, num_arcs, num_pdfs)

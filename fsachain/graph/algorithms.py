@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from fsachain.errors import ConfigError, GraphError, counted, require
 from fsachain.fsa import Fsa
 from fsachain.graph.transducer import arcs_by_pdf
 from fsachain.openfst import Transducer
-from fsachain.table import ArcView, TransitionTable, compile_table
+from fsachain.table import TransitionTable, compile_table
 
 SEMIRINGS = ("log", "tropical")
 Path = npt.NDArray[np.int64]
@@ -280,14 +280,7 @@ def describe_transducer(fst: Transducer) -> str:
 
 
 def table_bytes(table: TransitionTable) -> int:
-    total = 0
-    for field in fields(table):
-        value = getattr(table, field.name)
-        parts = (
-            [getattr(value, part.name) for part in fields(ArcView)] if isinstance(value, ArcView) else [value]
-        )
-        total += sum(part.nbytes for part in parts if isinstance(part, np.ndarray))
-    return total
+    return sum(array.nbytes for array in table.arrays().values())
 
 
 # OpenFst rounds weights to multiples of this before it compares them, and keeps them rounded.
