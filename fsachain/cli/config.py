@@ -31,8 +31,8 @@ from fsachain.decode.decoder import DecoderConfig
 from fsachain.decode.rescore import RescoringConfig
 from fsachain.errors import ConfigError, check_choices, check_range, require
 from fsachain.files import write_text
-from fsachain.graph.expand import DEFAULT_TOLERANCE
 from fsachain.graph.forgive import Forgiveness, Star
+from fsachain.graph.supervision import DEFAULT_TOLERANCE
 from fsachain.graph.topology import Topology
 from fsachain.loss.base import check_factor
 from fsachain.nn.conformer import Conformer

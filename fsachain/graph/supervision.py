@@ -41,11 +41,39 @@ from fsachain.graph.archive import (
     unique_names,
 )
 from fsachain.graph.context import ContextTree
-from fsachain.graph.expand import DEFAULT_TOLERANCE, Expansion, FrameTimes, Unrolled, expand_arcs, unroll
+from fsachain.graph.expand import expand_arcs
+from fsachain.graph.forgive import linear
 from fsachain.graph.transducer import normalized
 from fsachain.openfst import Transducer
 
 Ints = npt.NDArray[np.int64]
+
+
+DEFAULT_TOLERANCE = 5  # input frames on either side, as in Kaldi
+
+
+class FrameTimes(NamedTuple):
+    """The options of `build_supervision` that relate input to output frames."""
+
+    left_tolerance: int = DEFAULT_TOLERANCE
+    right_tolerance: int = DEFAULT_TOLERANCE
+    subsampling: int = 3
+    time_offset: int = 0
+
+    def check(self, name: str) -> None:
+        for option, value in self._asdict().items():
+            least = 1 if option == "subsampling" else 0
+            if value < least:
+                raise ConfigError(f"utterance {name!r}: {option} = {value}: expected at least {least}")
+
+    def limits(self, spans: Ints, num_input_frames: int) -> tuple[Ints, Ints, Ints]:
+        """The centre of each output frame, the first output frame of each span [start, end), and the one after its last."""
+        num_frames = -(-num_input_frames // self.subsampling)
+        centres = self.subsampling * np.arange(num_frames) + self.time_offset
+        centres = np.minimum(centres, num_input_frames - 1)
+        first = np.searchsorted(centres, spans[:, 0] - self.left_tolerance)
+        end = np.searchsorted(centres, spans[:, 1] + self.right_tolerance)
+        return centres, first, end
 
 
 class AlignedPhone(NamedTuple):
@@ -176,38 +204,71 @@ def build_supervision(
     centres, first, end = times.limits(spans, num_input_frames)
     if tree.blank_pdf is None:
         _check_covered(first, end, centres, phones, name)
-    graph = _linear([phone.phone for phone in phones])
-    return _supervision(
-        *_unrolled(
-            graph, first, end, centres, tree, times, f"utterance {name!r}: the {len(phones)} aligned phones"
-        ),
-        name,
-    )
+    graph = linear([phone.phone - 1 for phone in phones]).to_transducer()
+    what = f"utterance {name!r}: the {len(phones)} aligned phones"
+    return _unweighted(_unrolled(graph, first, end, len(centres), tree, times, what, name))
+
+
+def _unweighted(weighted: Supervision) -> Supervision:
+    """All weights become one."""
+    final = np.where(weighted.state_frame == weighted.num_frames, 0.0, -np.inf)
+    log_prob = np.zeros(weighted.fsa.num_arcs)
+    return replace(weighted, fsa=replace(weighted.fsa, log_prob=log_prob, final_log_prob=final))
 
 
 def _unrolled(
-    phones: Transducer, first: Ints, end: Ints, centres: Ints, tree: ContextTree, times: FrameTimes, what: str
-) -> tuple[Expansion, Unrolled]:
-    """The paths on which the phone of arc k keeps to the output frames [first[k], end[k]); `what` is for messages."""
+    phones: Transducer,
+    first: Ints,
+    end: Ints,
+    num_frames: int,
+    tree: ContextTree,
+    times: FrameTimes,
+    what: str,
+    name: str,
+) -> Supervision:
+    """The paths of `num_frames` arcs, weights as in `phones`, on which that of arc k keeps to frames [first[k], end[k]).
+
+    Blanks may stand at any frame. `what` is for messages.
+    """
     scales = {"self_loop_scale": 0.0, "transition_scale": 0.0}
     expansion = expand_arcs(phones, tree, **scales, tags=range(len(phones.src)), epsilon_free=True)
-    found = unroll(expansion, first, end, len(centres))
-    if found is None:
+    graph = expansion.graph
+    # The tag -1 of blanks finds the entry behind all others.
+    earliest, latest = np.append(first, 0).tolist(), np.append(end, num_frames).tolist()
+    spans = [(earliest[tag], latest[tag]) for tag in expansion.arc_tag]
+    leaving = graph.leaving(range(len(spans)))
+    layer, sizes, num_states = {graph.start: 0}, [1], 1
+    arcs: list[tuple[int, int, int]] = []  # src, dst, arc of the expansion
+    for frame in range(num_frames):
+        following: dict[int, int] = {}
+        for state, number in layer.items():
+            for dst, _, _, _, arc in leaving[state]:
+                if spans[arc][0] <= frame < spans[arc][1]:
+                    target = following.get(dst)
+                    if target is None:
+                        target = following[dst] = num_states
+                        num_states += 1
+                    arcs.append((number, target, arc))
+        layer = following
+        sizes.append(len(layer))
+    final = np.full(num_states, -np.inf)
+    final[list(layer.values())] = graph.final_log_prob[list(layer)]
+    keep = (final > -np.inf).tolist()
+    for number, target, _ in reversed(arcs):  # latest first: one pass finds every useful state
+        keep[number] = keep[number] or keep[target]
+    if not keep[0]:
         raise GraphError(
-            f"{what} have no path through {len(centres)} output frames within tolerances of {times.left_tolerance} and "
+            f"{what} have no path through {num_frames} output frames within tolerances of {times.left_tolerance} and "
             f"{times.right_tolerance} input frames; widen them"
         )
-    return expansion, found
-
-
-def _supervision(expansion: Expansion, unrolled: Unrolled, name: str) -> Supervision:
-    """All weights become one."""
-    final = np.where(unrolled.state_frame == unrolled.state_frame[-1], 0.0, -np.inf)
-    fsa = replace(unrolled.fsa, log_prob=np.zeros(unrolled.fsa.num_arcs), final_log_prob=final)
-    phone = np.array(expansion.arc_phone, dtype=np.int32)[unrolled.origin]
-    starts = np.array(expansion.arc_is_start, dtype=np.bool_)[unrolled.origin]
-    num_frames = int(unrolled.state_frame[-1])
-    return Supervision(fsa, unrolled.state_frame, phone, starts, num_frames, name)
+    useful, kept = np.array(keep), np.array([arc for arc in arcs if keep[arc[1]]], dtype=np.int64)
+    new, origin = np.cumsum(useful) - 1, kept[:, 2]
+    columns = new[kept[:, 0]], new[kept[:, 1]], graph.ilabel[origin] - 1, graph.log_prob[origin]
+    fsa = Fsa(int(useful.sum()), *columns, final[useful])
+    frame = np.repeat(np.arange(num_frames + 1, dtype=np.int32), sizes)[useful]
+    phone = np.array(expansion.arc_phone, dtype=np.int32)[origin]
+    starts = np.array(expansion.arc_is_start, dtype=np.bool_)[origin]
+    return Supervision(fsa, frame, phone, starts, num_frames, name)
 
 
 def _check_alignment(
@@ -251,14 +312,6 @@ def _check_covered(first: Ints, end: Ints, centres: Ints, phones: Sequence[Align
         )
 
 
-def _linear(phones: list[int]) -> Transducer:
-    count = len(phones)
-    states = np.arange(count + 1, dtype=np.int32)
-    labels = np.array(phones, dtype=np.int32)
-    final = np.where(states == count, 0.0, -np.inf)
-    return Transducer(count + 1, 0, states[:-1], states[1:], labels, labels, np.zeros(count), final)
-
-
 # Numerators of lattices of phones with times, for audio without a transcript.
 #
 # A first model decodes; its lattice has phones with times and probabilities. The numerator is the set of all paths of
@@ -288,7 +341,7 @@ class PhoneLattice:
 
         Arguments and errors are those of `build_supervision`.
         """
-        return _supervision(*self._within(num_input_frames, tree, FrameTimes(**times)), self.name)
+        return _unweighted(self._within(num_input_frames, tree, FrameTimes(**times)))
 
     def numerator(
         self, num_input_frames: int, tree: ContextTree, *, normalization: Fsa | None = None, **times: int
@@ -297,13 +350,11 @@ class PhoneLattice:
 
         Arguments and errors are those of `build_supervision`, and `normalization` that of `build_numerator`.
         """
-        _, unrolled = self._within(num_input_frames, tree, FrameTimes(**times))
+        paths = self._within(num_input_frames, tree, FrameTimes(**times)).fsa
         refusal = f"utterance {self.name!r}: the normalization accepts no path of the lattice"
-        return normalized(unrolled.fsa, normalization, refusal)
+        return normalized(paths, normalization, refusal)
 
-    def _within(
-        self, num_input_frames: int, tree: ContextTree, times: FrameTimes
-    ) -> tuple[Expansion, Unrolled]:
+    def _within(self, num_input_frames: int, tree: ContextTree, times: FrameTimes) -> Supervision:
         times.check(self.name)
         last = int(self.spans[:, 1].max(initial=0))
         if (
@@ -316,7 +367,7 @@ class PhoneLattice:
             )
         centres, first, end = times.limits(self.spans, num_input_frames)
         what = f"utterance {self.name!r}: the phones of the lattice"
-        return _unrolled(self.phones, first, end, centres, tree, times, what)
+        return _unrolled(self.phones, first, end, len(centres), tree, times, what, self.name)
 
 
 # Chunks: utterances cut into pieces of one width.
