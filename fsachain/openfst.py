@@ -13,7 +13,7 @@ import os
 import struct
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,11 @@ ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f4"), ("dst", "
 # Of a lattice of Kaldi: costs of the graph and of the acoustics.
 LATTICE_ARC = np.dtype([("ilabel", "<i4"), ("olabel", "<i4"), ("cost", "<f4", (2,)), ("dst", "<i4")])
 _COUNT = struct.Struct("<q")
+
+
+def rows(*columns: npt.NDArray[Any]) -> Iterator[tuple[Any, ...]]:
+    """The rows of arrays of one length, as Python's own numbers."""
+    return zip(*(column.tolist() for column in columns), strict=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +61,10 @@ class Transducer:
     def leaving(self, tags: Sequence[int] | None) -> list[list[tuple[int, int, int, float, int]]]:
         """The arcs that leave each state: dst, ilabel, olabel, log_prob, and the arc's tag, -1 where there are no tags."""
         result: list[list[tuple[int, int, int, float, int]]] = [[] for _ in range(self.num_states)]
-        columns = (self.src, self.dst, self.ilabel, self.olabel, self.log_prob)
         own = [-1] * len(self.src) if tags is None else tags
-        for src, *arc in zip(*(column.tolist() for column in columns), own, strict=True):
-            result[src].append((arc[0], arc[1], arc[2], arc[3], arc[4]))
+        arcs = rows(self.src, self.dst, self.ilabel, self.olabel, self.log_prob)
+        for (src, *arc), tag in zip(arcs, own, strict=True):
+            result[src].append((arc[0], arc[1], arc[2], arc[3], tag))
         return result
 
     @classmethod

@@ -21,7 +21,7 @@ from fsachain.graph.denominator import build_denominator, coarse
 from fsachain.graph.forgive import forgive
 from fsachain.graph.numerator import load_numerators, numerator_of_phones, save_numerators
 from fsachain.graph.phone_lm import estimate_phone_lm
-from fsachain.graph.spelling import ForgivingTranscript, any_phones, phone_loop
+from fsachain.graph.spelling import any_phones, phone_loop, transcript_acceptor, ways_to_say
 from recipes.pipeline.corpus import Recording
 from recipes.weak_transcripts.corrupt import Rates, corrupt, corrupt_text, densest, precision_at
 
@@ -297,7 +297,9 @@ def test_a_place_costs_no_more_arcs_than_a_coarse_normalization_and_a_quarter():
 def test_in_a_star_of_ctc_each_frame_of_a_phone_costs_what_a_further_one_does(options):
     tree = ContextTree.monophone(LEXICON.phones, Topology.ctc())
     words = ("ab", "a")
-    transcript = ForgivingTranscript(words, LEXICON, options, any_phones(LEXICON, options.star)).graph
+    ways = [ways_to_say(word, position, LEXICON) for position, word in enumerate(words)]
+    star = any_phones(LEXICON, options.star)
+    transcript = transcript_acceptor(ways, LEXICON, forgive=options, anything=star).graph
     apart = numerator_of_phones(transcript, transcript.dst.tolist(), words, LEXICON, tree).fsa
     merged = build_numerator(words, LEXICON, tree, forgive=options).fsa
     assert merged.num_arcs < apart.num_arcs or not options.has_star

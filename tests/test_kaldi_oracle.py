@@ -89,7 +89,7 @@ def test_transition_probabilities_weigh_as_in_kaldi(topology, tmp_path):
     (graphs,) = training_graphs(Path(PYTHON), [job], tmp_path)
     for words, theirs in zip(job.transcripts, graphs, strict=True):
         ways = [ways_to_say(word, n, job.lexicon) for n, word in enumerate(words)]
-        phones, _ = transcript_acceptor(ways, job.lexicon)
+        phones, *_ = transcript_acceptor(ways, job.lexicon)
         scales = {"self_loop_scale": 1.0, "transition_scale": 1.0}
         ours = input_fsa(expand_arcs(phones, tree, **scales, epsilon_free=True).graph)
         assert_same_scores(ours, theirs)

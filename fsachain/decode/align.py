@@ -335,7 +335,7 @@ def alignment_numerator(
             found += [(place + n, -tolerance.repeat) for n in range(1, min(_REACH, count - place) + 1)]
         return found
 
-    phones, tags = transcript_acceptor(ways, lexicon, jumps)
+    phones, tags, *_ = transcript_acceptor(ways, lexicon, jumps)
     made = numerator_of_phones(phones, tags, tuple(words), lexicon, tree, name=name)
     begin = made.arc_word >= begins
     tag = np.where(begin, made.arc_word - begins, made.arc_word)

@@ -165,7 +165,7 @@ def sums_over_paths(
     fsas = []
     for words in (sequences[row] for row in rows):
         ways = [ways_to_say(word, place, lexicon) for place, word in enumerate(words)]
-        phones, word_of_arc = transcript_acceptor(ways, lexicon)
+        phones, word_of_arc, *_ = transcript_acceptor(ways, lexicon)
         fsas.append(numerator_of_phones(phones, word_of_arc, tuple(words), lexicon, tree).fsa)
     if fsas:
         repeated = torch.as_tensor(scores).expand(len(fsas), -1, -1)

@@ -21,7 +21,7 @@ Two scripts that differ in order alone, such as a star and then a label left out
 these the one with the star first is kept. In a row at most `most_left_out` labels are left out, so that the size of the
 result is linear in that of the acceptor.
 
-Of words for LF-MMI (`fsachain.graph.spelling.ForgivingTranscript`) a star is any sequence of phones, so that one is enough
+Of words for LF-MMI (`fsachain.graph.spelling.transcript_acceptor`) a star is any sequence of phones, so that one is enough
 between two words that are kept, whatever is missing there: some of the scripts above, and in place of several words that are
 substituted one star instead of one for each. No script comes about in two ways, so that all together weigh one at most. With
 one star at most at a place (1 + exp(-d))^-(U + 1) normalises, for any d.

@@ -46,7 +46,7 @@ from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.graph.lexicon import Lexicon, phone_difference
 from fsachain.graph.spelling import (
     NO_WORD,
-    ForgivingTranscript,
+    Transcript,
     any_phones,
     transcript_acceptor,
     ways_to_say,
@@ -232,28 +232,27 @@ def build_numerator(
     if not words:
         raise GraphError(f"{where}the transcript is empty: a numerator needs at least one word")
     how: dict[str, Any] = {"normalization": normalization, "floor": floor, "name": name}
+    ways = [ways_to_say(word, position, lexicon, name=name) for position, word in enumerate(words)]
     if forgive is None:
-        ways = [ways_to_say(word, position, lexicon, name=name) for position, word in enumerate(words)]
-        phones, tags = transcript_acceptor(ways, lexicon)
+        phones, tags, *_ = transcript_acceptor(ways, lexicon)
         return numerator_of_phones(phones, tags, tuple(words), lexicon, tree, **how)
     check_forgiveness(forgive)
     if forgive.has_star and normalization is not None:
         how["normalization"] = coarse(normalization)
     star = any_phones(lexicon, forgive.star) if anything is None else anything
-    transcript = ForgivingTranscript(words, lexicon, forgive, star, name=name)
-    found = numerator_of_phones(
-        transcript.graph, transcript.graph.dst.tolist(), tuple(words), lexicon, tree, **how
-    )
+    transcript = transcript_acceptor(ways, lexicon, forgive=forgive, anything=star)
+    entered = transcript.graph.dst.tolist()
+    found = numerator_of_phones(transcript.graph, entered, tuple(words), lexicon, tree, **how)
     placed = _placed(found, transcript, forgive, tree)
     return placed if placed.state_place is None or tree.blank_pdf is None else _merged(placed)
 
 
-def _placed(
-    made: Numerator, transcript: ForgivingTranscript, forgive: Forgiveness, tree: ContextTree
-) -> Numerator:
+def _placed(made: Numerator, transcript: Transcript, forgive: Forgiveness, tree: ContextTree) -> Numerator:
     """With its words and places, where `arc_word` is the state of the transcript that an arc enters, -1 for blanks."""
     entered, fsa = made.arc_word, made.fsa
-    words = np.append(np.array(transcript.tag, dtype=np.int32), np.int32(NO_WORD))[entered]
+    word_of = np.full(transcript.graph.num_states + 1, NO_WORD, dtype=np.int32)  # the last for blanks
+    word_of[transcript.graph.dst] = transcript.tag
+    words = word_of[entered]
     if tree.context_width - 1 > tree.central_position:
         return replace(made, arc_word=words, forgive=forgive)
     state = np.full(fsa.num_states, -1)

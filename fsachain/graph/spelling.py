@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from fsachain.fsa import Fsa
 from fsachain.graph.forgive import Forgiveness, Star
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.transducer import remove_epsilons
-from fsachain.openfst import Transducer
+from fsachain.openfst import Transducer, rows
 
 NO_WORD = -1
 WORDS_PER_STAR = 3  # what is missing between two words is often more than one
@@ -49,165 +49,119 @@ def ways_to_say(word: str, position: int, lexicon: Lexicon, *, name: str | None 
     return [Way(phones, math.log(prob), position, position) for phones, prob in found]
 
 
+_Arc = tuple[int, int, int, float, int]  # src, dst, phone, log_prob, tag
+
+
+class Transcript(NamedTuple):
+    """All phone sequences that may have been said where words were written, epsilon-free; start state 0.
+
+    tag [A] is that of a `Way`, `NO_WORD` for silence, or -2 - k for a star at place k. place [S] is the state's place, -1
+    within a word; star [S] says whether the state is in a star or behind it.
+    """
+
+    graph: Transducer
+    tag: list[int]
+    place: list[int]
+    star: list[bool]
+
+
 def transcript_acceptor(
     words: Sequence[Sequence[Way]],
     lexicon: Lexicon,
     jumps: Callable[[int], Sequence[tuple[int, float]]] = lambda place: ((place, 0.0),),
-) -> tuple[Transducer, list[int]]:
-    """All phone sequences of a transcript, epsilon-free, with the tag of each arc (`NO_WORD`: silence).
+    forgive: Forgiveness | None = None,
+    anything: Fsa | None = None,
+) -> Transcript:
+    """The acceptor of a transcript.
 
-    Place k is where k words are said. It has two states: the words so far are said (`said`), and then also an optional
-    silence (`ready`). What follows leaves `said` with the probability of no silence, and `ready` with probability one.
+    Place k is where k words are done with. It has two states: the words so far are done with, and then also an optional
+    silence. What follows leaves the first with the probability of no silence, the second with probability one. Where
+    `forgive` has stars a copy of `anything` leaves both, with an optional silence behind it, and what follows may leave that
+    as well. It may skip words that were not said, at the price of `Forgiveness.between`, which no other arc or final weight
+    has. Behind a star and a silence another one may begin where `most_left_out` words are skipped.
 
     Args:
         words: the ways to say each.
         lexicon: its silence.
         jumps: for word k, or the end if k is the number of words, the places that it may follow, with log-probabilities.
+        forgive: what may be wrong, in place of `jumps`.
+        anything: what a star of `forgive` stands for.
     """
     silence, no_silence = lexicon.silence_log_probs()
-    silent = lexicon.silence_phone is not None
-    places: list[list[tuple[int, float]]] = []  # what follows place k leaves these states, with these weights
-    inner: list[list[list[int]]] = []  # the states behind the phones of each way to say word k
-    said, num_states = 0, 1
-    for ways in (*words, ()):
-        places.append([(said, no_silence), (num_states, 0.0)][: 1 + silent])
-        num_states += silent
-        if not ways:
-            break
-        said, num_states = num_states, num_states + 1
-        inner.append([])
-        for way in ways:
-            more = len(way.phones) - 1
-            inner[-1].append([*range(num_states, num_states + more), said])
-            num_states += more
-    final = np.full(num_states, -np.inf)
-    arcs: list[tuple[int, int, int, float, int]] = []  # src, dst, phone, log_prob, tag
-    for position, states in enumerate(places):
-        if silent:
-            arcs.append((states[0][0], states[1][0], lexicon.silence_phone or 0, silence, NO_WORD))
-        departures = [(state, w + jump) for place, jump in jumps(position) for state, w in places[place]]
-        if position == len(words):
-            for state, weight in departures:
-                final[state] = np.logaddexp(final[state], weight)
-            break
-        for (phones, log_prob, first, rest), behind in zip(words[position], inner[position], strict=True):
-            arcs += [
-                (source, behind[0], phones[0], weight + log_prob, first) for source, weight in departures
-            ]
-            arcs += [
-                (source, target, phone, 0.0, rest)
-                for source, target, phone in zip(behind, behind[1:], phones[1:], strict=False)
-            ]
-    return _acceptor(arcs, final, 0)
+    most, prices = (0, []) if forgive is None else (forgive.most_left_out, forgive.prices().tolist())
+    place_of, in_star = list[int](), list[bool]()  # by state
+    arcs: list[list[_Arc]] = [[] for _ in range(len(words) + 1)]  # by place, those behind it
+    leaving: list[list[tuple[int, float]]] = []  # by place, what may be left: states and weights
+
+    def state(place: int, star: bool = False) -> int:
+        place_of.append(place)
+        in_star.append(star)
+        return len(place_of) - 1
+
+    def with_silence(
+        states: list[tuple[int, float]], place: int, star: bool = False
+    ) -> list[tuple[int, float]]:
+        """What leaves these states, or an optional silence behind them."""
+        found = [(here, weight + no_silence) for here, weight in states]
+        if lexicon.silence_phone is not None:
+            ready = state(place, star)
+            arcs[place] += [(here, ready, lexicon.silence_phone, w + silence, NO_WORD) for here, w in states]
+            found.append((ready, 0.0))
+        return found
+
+    def star_behind(place: int, part: Fsa) -> list[tuple[int, float]]:
+        """What leaves a star at a place of which `leaving` has all else."""
+        before, again = list(leaving[place]), place - most
+        if again >= 0 and lexicon.silence_phone is not None and prices[True][most] > -math.inf:
+            before.append((leaving[again][-1][0], prices[True][most]))
+        copy = [state(place, True) for _ in range(part.num_states)]
+        tag = NO_WORD - 1 - place
+        for src, dst, phone, weight in rows(part.src, part.dst, part.pdf + 1, part.log_prob):
+            arcs[place].append((copy[src], copy[dst], phone, weight, tag))
+            if src == part.start:
+                arcs[place] += [(here, copy[dst], phone, w + weight, tag) for here, w in before]
+        ends = [(copy[end], float(part.final_log_prob[end])) for end in np.unique(part.dst).tolist()]
+        return with_silence([(end, weight) for end, weight in ends if weight > -math.inf], place, True)
+
+    behind: list[list[list[int]]] = []  # of each way to say each word, the states behind its phones
+    said = state(0)
+    for place in range(len(words) + 1):
+        leaving.append(with_silence([(said, 0.0)], place))
+        if forgive is not None and forgive.has_star and anything is not None:
+            leaving[place] += star_behind(place, anything)
+        if place < len(words):
+            said = state(place + 1)
+            behind.append([[*(state(-1) for _ in way.phones[1:]), said] for way in words[place]])
+
+    def before(place: int) -> list[tuple[int, float]]:
+        """The states that what follows a place may leave, with their weights."""
+        if forgive is None:
+            return [(here, w + jump) for other, jump in jumps(place) for here, w in leaving[other]]
+        return [
+            (here, w + prices[in_star[here]][skipped])
+            for skipped in range(min(place, most) + 1)
+            for here, w in leaving[place - skipped]
+            if prices[in_star[here]][skipped] > -math.inf
+        ]
+
+    for place, ways in enumerate(words):
+        departures = before(place)
+        for (phones, log_prob, first, rest), states in zip(ways, behind[place], strict=True):
+            arcs[place] += [(here, states[0], phones[0], w + log_prob, first) for here, w in departures]
+            pairs = zip(pairwise(states), phones[1:], strict=True)
+            arcs[place] += [(src, dst, phone, 0.0, rest) for (src, dst), phone in pairs]
+    final = np.full(len(place_of), -math.inf)
+    constant = 0.0 if forgive is None else forgive.constant(len(words))
+    for here, weight in before(len(words)):
+        final[here] = np.logaddexp(final[here], weight + constant)
+    return Transcript(*_acceptor(list(chain.from_iterable(arcs)), final, 0), place_of, in_star)
 
 
 def _acceptor(
-    arcs: Sequence[tuple[int, int, int, float, int]], final: npt.NDArray[np.float64], start: int
+    arcs: Sequence[_Arc], final: npt.NDArray[np.float64], start: int
 ) -> tuple[Transducer, list[int]]:
-    """Of src, dst, phone, log_prob and tag of each arc."""
     graph = Transducer.of_arcs(((src, dst, phone, phone, w) for src, dst, phone, w, _ in arcs), final, start)
     return graph, [arc[4] for arc in arcs]
-
-
-class ForgivingTranscript:
-    """All phone sequences that may have been said where words were written, epsilon-free; states know their place.
-
-    Place k is where k words are done with. It has two states as in `transcript_acceptor`, and a copy of a star's acceptor
-    that leaves them, with an optional silence behind it. What follows a place leaves all of these. It may skip words that
-    were not said, at the price of `Forgiveness.between`, which no other arc or final weight has. Behind a star and a silence
-    another one may begin where `most_left_out` words are skipped.
-
-    Attributes:
-        tag [S]: of the arcs that enter a state: the position of a word, `NO_WORD`, or -2 - k for a star at place k.
-        place [S]: the state's place, -1 within a word.
-        star [S]: whether the state is in a star or behind it.
-        graph: the acceptor; its start is state 0.
-    """
-
-    def __init__(
-        self,
-        words: Sequence[str],
-        lexicon: Lexicon,
-        forgive: Forgiveness,
-        star: Fsa,
-        *,
-        name: str | None = None,
-    ) -> None:
-        self.tag: list[int] = []
-        self.place: list[int] = []
-        self.star: list[bool] = []
-        self._lexicon, self._forgive, self._part = lexicon, forgive, star
-        self._arcs: list[tuple[int, int, int, float]] = []  # src, dst, phone, log_prob
-        self._leaving: list[list[tuple[int, float]]] = []  # by place, what leaves it: states and weights
-        self._rest: list[int | None] = []  # by place, the state behind the silence of its star
-        said = self._state(NO_WORD, 0, False)
-        for number, word in enumerate(words):
-            self._add_place(number, said)
-            before, said = self._before(number), self._state(number, number + 1, False)
-            for phones, prob in lexicon.pronunciations_of(word, name=name):
-                states = [*(self._state(number, -1, False) for _ in phones[1:]), said]
-                self._arcs += [(src, states[0], phones[0], w + math.log(prob)) for src, w in before]
-                self._arcs += [
-                    (*pair, phone, 0.0) for pair, phone in zip(pairwise(states), phones[1:], strict=True)
-                ]
-        self._add_place(len(words), said)
-        final = np.full(len(self.tag), -math.inf)
-        for state, weight in self._before(len(words)):
-            final[state] = weight + forgive.constant(len(words))
-        rows = ((src, dst, phone, phone, weight) for src, dst, phone, weight in self._arcs)
-        self.graph = Transducer.of_arcs(rows, final)
-
-    def _state(self, tag: int, place: int, star: bool) -> int:
-        self.tag.append(tag)
-        self.place.append(place)
-        self.star.append(star)
-        return len(self.tag) - 1
-
-    def _add_place(self, place: int, said: int) -> None:
-        """The states and arcs of a place where `said` is a state, but for what follows it."""
-        ready = self._silence({said: 0.0}, place, False)
-        self._leaving.append(ready)
-        self._rest.append(None)
-        forgive, part = self._forgive, self._part
-        if not forgive.has_star:
-            return
-        first = list(ready)
-        again = self._rest[place - forgive.most_left_out] if place >= forgive.most_left_out else None
-        price = forgive.between(True, forgive.most_left_out)
-        if again is not None and price > -math.inf:
-            first.append((again, price))
-        copy = [self._state(NO_WORD - 1 - place, place, True) for _ in range(part.num_states)]
-        columns = (part.src, part.dst, part.pdf + 1, part.log_prob)
-        for src, dst, phone, weight in zip(*(column.tolist() for column in columns), strict=True):
-            self._arcs.append((copy[src], copy[dst], phone, weight))
-            if src == part.start:
-                self._arcs += [(state, copy[dst], phone, w + weight) for state, w in first]
-        ends = {copy[state]: float(part.final_log_prob[state]) for state in np.unique(part.dst).tolist()}
-        behind = self._silence({state: w for state, w in ends.items() if w > -math.inf}, place, True)
-        self._leaving[place] = ready + behind
-        if self._lexicon.silence_phone is not None:
-            self._rest[place] = behind[-1][0]
-
-    def _silence(self, states: dict[int, float], place: int, star: bool) -> list[tuple[int, float]]:
-        """What leaves states with some weights and an optional silence behind them."""
-        silence, no_silence = self._lexicon.silence_log_probs()
-        leaving = [(state, weight + no_silence) for state, weight in states.items()]
-        phone = self._lexicon.silence_phone
-        if phone is not None:
-            ready = self._state(NO_WORD, place, star)
-            self._arcs += [(state, ready, phone, weight + silence) for state, weight in states.items()]
-            leaving.append((ready, 0.0))
-        return leaving
-
-    def _before(self, place: int) -> list[tuple[int, float]]:
-        """The states that what follows `place` may leave, words skipped, with their weights."""
-        found = []
-        for skipped in range(min(place, self._forgive.most_left_out) + 1):
-            for state, weight in self._leaving[place - skipped]:
-                price = self._forgive.between(self.star[state], skipped)
-                if price > -math.inf:
-                    found.append((state, weight + price))
-        return found
 
 
 def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tuple[Transducer, list[int]]:
@@ -248,7 +202,7 @@ class _Speller:
     def __init__(self, words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa]) -> None:
         self.words, self.lexicon, self.parts = words, lexicon, parts
         self.num_states = 2 * words.num_states
-        self.arcs: list[tuple[int, int, int, float, int]] = []  # src, dst, phone, log_prob, tag
+        self.arcs: list[_Arc] = []
         self.inserted: dict[tuple[int, int], int] = {}  # part and state behind it -> where the copy begins
 
     def run(self) -> tuple[Transducer, list[int]]:
@@ -257,9 +211,8 @@ class _Speller:
             self.arcs.append((2 * state, 2 * state + 1, 0, no_silence, NO_WORD))
             if self.lexicon.silence_phone is not None:
                 self.arcs.append((2 * state, 2 * state + 1, self.lexicon.silence_phone, silence, NO_WORD))
-        columns = (self.words.src, self.words.dst, self.words.ilabel, self.words.log_prob)
-        for tag, arc in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
-            src, dst, label, log_prob = arc
+        arcs = rows(self.words.src, self.words.dst, self.words.ilabel, self.words.log_prob)
+        for tag, (src, dst, label, log_prob) in enumerate(arcs):
             self.add(src, dst, label, log_prob, tag)
         final = np.full(self.num_states, -math.inf)
         final[1 : 2 * self.words.num_states : 2] = self.words.final_log_prob
@@ -285,8 +238,8 @@ class _Speller:
     def insert(self, part: Fsa, dst: int, tag: int) -> int:
         """A copy of `part` that ends in a state of the words; returns where it begins. Arcs that lead there share it."""
         offset, self.num_states = self.num_states, self.num_states + part.num_states
-        columns = (part.src + offset, part.dst + offset, part.pdf + 1, part.log_prob)
-        self.arcs += [(*arc, tag) for arc in zip(*(column.tolist() for column in columns), strict=True)]
+        arcs = rows(part.src + offset, part.dst + offset, part.pdf + 1, part.log_prob)
+        self.arcs += [(*arc, tag) for arc in arcs]
         for state, weight in enumerate(part.final_log_prob.tolist()):
             if weight > -math.inf:
                 self.arcs.append((offset + state, 2 * dst, 0, weight, tag))
