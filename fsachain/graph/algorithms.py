@@ -22,7 +22,7 @@ from fsachain import fsa as reachability
 from fsachain.errors import ConfigError, GraphError, counted, require
 from fsachain.fsa import Fsa
 from fsachain.graph.transducer import arcs_by_pdf
-from fsachain.openfst import Transducer
+from fsachain.openfst import Transducer, rows
 from fsachain.table import TransitionTable, compile_table
 
 SEMIRINGS = ("log", "tropical")
@@ -419,8 +419,7 @@ def to_dot(fsa: Fsa, pdf_names: Sequence[str] | None = None) -> str:
         label = f"{state}\\n{fsa.final_log_prob[state]:.4g}"
         lines.append(f'  {state} [shape = doublecircle, label = "{label}"];')
     lines.append(f"  begin -> {fsa.start};")
-    columns = (fsa.src, fsa.dst, fsa.pdf, fsa.log_prob)
-    for src, dst, pdf, log_prob in zip(*(column.tolist() for column in columns), strict=True):
+    for src, dst, pdf, log_prob in rows(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob):
         name = str(pdf) if pdf_names is None else pdf_names[pdf].translate(_ESCAPED)
         lines.append(f'  {src} -> {dst} [label = "{name} / {log_prob:.4g}"];')
     return "\n".join([*lines, "}"]) + "\n"

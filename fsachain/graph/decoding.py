@@ -24,7 +24,7 @@ from fsachain.graph.expand import expand_arcs
 from fsachain.graph.lexicon import Lexicon, Pronunciation
 from fsachain.graph.numerator import check_phones
 from fsachain.graph.open_vocabulary import WordIds, open_grammar
-from fsachain.openfst import Transducer
+from fsachain.openfst import Transducer, rows
 
 
 class Weights(NamedTuple):
@@ -313,8 +313,8 @@ class _Speller:
         """Of each grammar state, the tree of its words and its epsilon arcs."""
         words = self.words
         found: list[tuple[_PrefixTree, list[_Arc]]] = [(_PrefixTree(), []) for _ in range(words.num_states)]
-        columns = (words.src, words.dst, words.ilabel, words.olabel, words.log_prob, self.penalty)
-        for src, dst, ilabel, olabel, log_prob, penalty in zip(*(c.tolist() for c in columns), strict=True):
+        arcs = rows(words.src, words.dst, words.ilabel, words.olabel, words.log_prob, self.penalty)
+        for src, dst, ilabel, olabel, log_prob, penalty in arcs:
             if log_prob == -math.inf:
                 continue
             tree, epsilons = found[src]

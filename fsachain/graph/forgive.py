@@ -43,6 +43,7 @@ import numpy.typing as npt
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
+from fsachain.openfst import rows
 
 Star = Literal["mean", "sum"]
 
@@ -167,9 +168,8 @@ def check_forgiveness(value: object) -> None:
 def _with_star(labels: Fsa, star: int, forgive: Forgiveness) -> Fsa:
     """The scripts of this page over an acceptor, epsilon-free, with states of the same numbers and the label `star`."""
     stop, label = forgive.stop_log_prob, forgive.label_log_prob
-    columns = (labels.src, labels.dst, labels.pdf, labels.log_prob)
     leaving: list[list[tuple[int, int, float]]] = [[] for _ in range(labels.num_states)]
-    for state, following, unit, log_prob in zip(*(column.tolist() for column in columns), strict=True):
+    for state, following, unit, log_prob in rows(labels.src, labels.dst, labels.pdf, labels.log_prob):
         leaving[state].append((following, unit, log_prob + label + stop))
     arcs: list[tuple[int, int, int, float]] = []  # src, dst, label, log_prob
     final = np.full(labels.num_states, -math.inf)
@@ -183,9 +183,9 @@ def _with_star(labels: Fsa, star: int, forgive: Forgiveness) -> Fsa:
         for reached, weight in _left_out(state, leaving, forgive):
             final[state] = np.logaddexp(final[state], weight + labels.final_log_prob[reached] + stop)
             arcs += [(state, dst, pdf, weight + log_prob) for dst, pdf, log_prob in leaving[reached]]
-    columns_ = list(zip(*arcs, strict=True)) or [()] * 4
-    src, dst, pdf = (np.array(column, dtype=np.int32) for column in columns_[:3])
-    return Fsa(labels.num_states, src, dst, pdf, np.array(columns_[3], dtype=float), final, labels.start)
+    columns = list(zip(*arcs, strict=True)) or [()] * 4
+    src, dst, pdf = (np.array(column, dtype=np.int32) for column in columns[:3])
+    return Fsa(labels.num_states, src, dst, pdf, np.array(columns[3], dtype=float), final, labels.start)
 
 
 def _left_out(

@@ -28,6 +28,7 @@ import numpy as np
 from fsachain.errors import ConfigError, GraphError, require
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.transducer import ranks
 from fsachain.openfst import Transducer, read_transducer
 
 __all__ = ["estimate_arpa", "grammar_from_arpa", "word_loop"]
@@ -332,26 +333,23 @@ def without_back_off(grammar: Transducer, *, max_arcs: int = MAX_ARCS) -> Fsa:
     More than `max_arcs` arcs are refused.
     """
     own = _arcs_by_label(grammar)
-    back_off = [arcs.pop(0, None) for arcs in own]
+    back_off = [[arcs.pop(0)] if 0 in arcs else [] for arcs in own]
+    rank = ranks(back_off)
     final = grammar.final_log_prob.copy()
-    done: list[bool] = [False] * grammar.num_states
     num_arcs = 0
-    for state in range(grammar.num_states):
-        for here in reversed(_chain(state, back_off, done)):
-            shorter = back_off[here]
-            if shorter is not None:
-                lower, weight = shorter
-                own[here] = {
-                    label: (dst, weight + log_prob) for label, (dst, log_prob) in own[lower].items()
-                } | own[here]
-                final[here] = final[here] if final[here] > -np.inf else weight + final[lower]
-            done[here] = True
-            num_arcs += len(own[here])
-            if num_arcs > max_arcs:
-                raise GraphError(
-                    f"a smoothed n-gram of {grammar.num_states} histories has more than max_arcs = {max_arcs} arcs; "
-                    "an unsmoothed one (estimate_phone_lm) stays small"
-                )
+    for state in sorted(
+        range(grammar.num_states), key=rank.__getitem__, reverse=True
+    ):  # shorter histories first
+        for lower, weight in back_off[state]:
+            arcs = {label: (dst, weight + log_prob) for label, (dst, log_prob) in own[lower].items()}
+            own[state] = arcs | own[state]
+            final[state] = final[state] if final[state] > -np.inf else weight + final[lower]
+        num_arcs += len(own[state])
+        if num_arcs > max_arcs:
+            raise GraphError(
+                f"a smoothed n-gram of {grammar.num_states} histories has more than max_arcs = {max_arcs} arcs; "
+                "an unsmoothed one (estimate_phone_lm) stays small"
+            )
     rows = (
         (src, dst, label, label, log_prob)
         for src, arcs in enumerate(own)
@@ -370,20 +368,6 @@ def _arcs_by_label(grammar: Transducer) -> list[_Arcs]:
                 )
             own[label] = (dst, log_prob)
     return found
-
-
-def _chain(state: int, back_off: list[tuple[int, float] | None], done: list[bool]) -> list[int]:
-    """The state and those that it backs off to, up to one that is resolved."""
-    chain: list[int] = []
-    while not done[state]:
-        if len(chain) > len(done):
-            raise GraphError(f"state {state} lies on a cycle of back-off arcs")
-        chain.append(state)
-        shorter = back_off[state]
-        if shorter is None:
-            break
-        state = shorter[0]
-    return chain
 
 
 _END = -1  # as label and as state

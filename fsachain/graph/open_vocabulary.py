@@ -27,7 +27,7 @@ from fsachain.fsa import Fsa
 from fsachain.graph.grammar import estimate_arpa, ngram_acceptor
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.spelling import Spelt
-from fsachain.openfst import Transducer
+from fsachain.openfst import Transducer, rows
 
 Bools = npt.NDArray[np.bool_]
 
@@ -145,16 +145,12 @@ def open_grammar(grammar: Any, lexicon: Lexicon, spelling: Fsa) -> Any:
     while empty not in seen:
         seen.add(empty)
         empty = next((dst for dst, label, *_ in leaving[empty] if not label), empty)
-    columns = (words.src, words.dst, words.ilabel, words.olabel, words.log_prob)
-    rows = list(zip(*(column.tolist() for column in columns), strict=True))
-    rows.append((empty, first + entry, 0, 0, 0.0))
-    pieces = zip(
-        *(c.tolist() for c in (spelling.src, spelling.dst, spelling.pdf, spelling.log_prob)), strict=True
-    )
-    for src, dst, phone, log_prob in pieces:
+    arcs = list(rows(words.src, words.dst, words.ilabel, words.olabel, words.log_prob))
+    arcs.append((empty, first + entry, 0, 0, 0.0))
+    for src, dst, phone, log_prob in rows(spelling.src, spelling.dst, spelling.pdf, spelling.log_prob):
         piece = (known if src == entry else begin) + phone + 1
-        rows.append((first + src, first + dst, piece, piece, log_prob))
+        arcs.append((first + src, first + dst, piece, piece, log_prob))
     ends = enumerate(spelling.final_log_prob.tolist())
-    rows += [(first + src, empty, 0, 0, end) for src, end in ends if end > -math.inf and src != entry]
+    arcs += [(first + src, empty, 0, 0, end) for src, end in ends if end > -math.inf and src != entry]
     final = np.append(words.final_log_prob, np.full(spelling.num_states, -math.inf))
-    return Transducer.of_arcs(rows, final, words.start).to_openfst()
+    return Transducer.of_arcs(arcs, final, words.start).to_openfst()

@@ -121,7 +121,7 @@ def remove_epsilons(graph: Transducer, tags: Sequence[int]) -> tuple[Transducer,
     possible = [[arc for arc in arcs if arc[3] > -math.inf] for arcs in graph.leaving(tags)]
     leaving = [[arc for arc in arcs if arc[1]] for arcs in possible]
     skipping = [[(dst, log_prob) for dst, ilabel, _, log_prob, _ in arcs if not ilabel] for arcs in possible]
-    rank = _ranks(skipping)
+    rank = ranks(skipping)
     numbers = Numbers(graph.start)
     arcs: list[tuple[int, int, int, int, float, int]] = []
     final: list[float] = []
@@ -144,8 +144,8 @@ def remove_epsilons(graph: Transducer, tags: Sequence[int]) -> tuple[Transducer,
     return _trimmed(arcs, np.array(final))
 
 
-def _ranks(skipping: list[list[tuple[int, float]]]) -> list[int]:
-    """A number for each state such that epsilon arcs lead to higher numbers."""
+def ranks(skipping: list[list[tuple[int, float]]]) -> list[int]:
+    """A number for each state such that epsilon arcs, (dst, weight) by state, lead to higher numbers."""
     before: dict[int, list[int]] = {}
     for state, targets in enumerate(skipping):
         for target, _ in targets:

@@ -20,7 +20,7 @@ from fsachain.fsa import Fsa, arcs_from, input_fsa
 from fsachain.graph.supervision import PhoneLattice
 from fsachain.graph.transducer import Numbers, remove_epsilons
 from fsachain.kaldi.model import TransitionModel
-from fsachain.openfst import MAGIC, Transducer, named_states, read_header
+from fsachain.openfst import MAGIC, Transducer, named_states, read_header, rows
 from fsachain.stream import LONGEST_LINE, Cursor
 
 Ints = npt.NDArray[np.int32]
@@ -425,8 +425,7 @@ def _sum_to_one(graph: Transducer, first_frame: npt.NDArray[np.int64]) -> Transd
     """Scale the weights of all paths to the sum one, by dividing the arcs that leave the start by the sum."""
     total = graph.final_log_prob.tolist()
     latest_first = np.argsort(-first_frame, kind="stable")  # then all that follows an arc is known
-    columns = (column[latest_first].tolist() for column in (graph.src, graph.dst, graph.log_prob))
-    for src, dst, log_prob in zip(*columns, strict=True):
+    for src, dst, log_prob in rows(*(x[latest_first] for x in (graph.src, graph.dst, graph.log_prob))):
         total[src] = float(np.logaddexp(total[src], log_prob + total[dst]))
     leaves_start = graph.src == graph.start
     return replace(graph, log_prob=graph.log_prob - np.where(leaves_start, total[graph.start], 0.0))
