@@ -121,59 +121,46 @@ def tie_biphones(
     num_phones = sum(len(phones) for phones in shared)
     nodes: list[Node] = [Table(1, ())]
     branches = [-1] * (num_phones + 1)
-    context = _Contexts(nodes, num_classes)
+    pdfs = count()
+
+    def new() -> int:
+        """A node that asks for the pdf class, behind a leaf with a pdf of its own for each class."""
+        first = len(nodes)
+        nodes.extend(Leaf(next(pdfs)) for _ in range(num_classes))
+        nodes.append(Table(PDF_CLASS, tuple(range(first, first + num_classes))))
+        return len(nodes) - 1
+
     independent = [phones for phones in shared if _is_independent(phones, context_independent)]
     for phones in independent:
-        own = context.new()
+        own = new()
         for phone in phones:
             branches[phone] = own
     rare = -1
     for phones in (phones for phones in shared if phones not in independent):
         own = -1
-        by_left = [context.new()] + [-1] * num_phones
+        by_left = [new()] + [-1] * num_phones
         seen = sum(counts.monophones.get(phone, 0) for phone in phones)
         for lefts in shared:
             pairs = sum(counts.biphones.get((left, phone), 0) for left in lefts for phone in phones)
             if pairs >= min_biphone_count:
-                chosen = context.new()
+                chosen = new()
             elif seen > min_monophone_count:
-                chosen = own = context.new() if own < 0 else own
+                chosen = own = new() if own < 0 else own
             else:
-                chosen = rare = context.new() if rare < 0 else rare
+                chosen = rare = new() if rare < 0 else rare
             for left in lefts:
                 by_left[left] = chosen
         nodes.append(Table(0, tuple(by_left)))
         for phone in phones:
             branches[phone] = len(nodes) - 1
     nodes[0] = Table(1, tuple(branches))
-    return _root_first(nodes)
-
-
-class _Contexts:
-    """`new` appends a node that asks for the pdf class, and a leaf with a pdf of its own for each class."""
-
-    def __init__(self, nodes: list[Node], num_classes: int) -> None:
-        self.nodes, self.num_classes, self.next_pdf = nodes, num_classes, 0
-
-    def new(self) -> int:
-        first = len(self.nodes)
-        self.nodes += [Leaf(self.next_pdf + pdf_class) for pdf_class in range(self.num_classes)]
-        self.next_pdf += self.num_classes
-        self.nodes.append(Table(PDF_CLASS, tuple(range(first, first + self.num_classes))))
-        return len(self.nodes) - 1
-
-
-def _root_first(nodes: list[Node]) -> DecisionTree:
-    """The tree with every branch leading further on: the root, then the others from last to first."""
-    last = len(nodes)
-
-    def place(number: int) -> int:
-        return number if number <= 0 else last - number
-
-    def move(node: Node) -> Node:
-        return Table(node.key, tuple(map(place, node.branches))) if isinstance(node, Table) else node
-
-    return DecisionTree((move(nodes[0]), *(move(node) for node in reversed(nodes[1:]))))
+    # So far branches lead back: all nodes but the root from last to first.
+    ordered = [nodes[0], *reversed(nodes[1:])]
+    for number, node in enumerate(ordered):
+        if isinstance(node, Table):
+            ahead = (branch if branch < 0 else len(nodes) - branch for branch in node.branches)
+            ordered[number] = Table(node.key, tuple(ahead))
+    return DecisionTree(ordered)
 
 
 @dataclass(frozen=True, eq=False)

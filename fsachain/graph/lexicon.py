@@ -23,6 +23,7 @@ import numpy as np
 
 from fsachain.errors import DataError, GraphError, brief
 from fsachain.files import LONGEST_LINE, binary_lines, parse_json, replacing, text_lines, without_collector
+from fsachain.graph.transducer import Numbers
 from fsachain.openfst import read_symbols
 
 __all__ = ["Lexicon", "Pronunciation"]
@@ -190,25 +191,26 @@ class Lexicon:
         Args:
             without: phones that keep their plain name, beside the silence phone.
         """
-        plain = {*without, *([] if self.silence is None else [self.silence])}
+        plain = {*without, self.silence}
         phones: list[str] = []
         for phone in self.phones:
             phones += [phone] if phone in plain else [f"{phone}_{position}" for position in "BIES"]
-        return Lexicon.from_entries(
-            self._marked(plain),
-            silence=self.silence,
-            silence_prob=self.silence_prob,
-            oov=self.oov,
-            phones=phones,
-        )
 
-    def _marked(self, plain: set[str]) -> Iterator[tuple[str, float, list[str]]]:
-        for word, pronunciations in zip(self.words, self.pronunciations, strict=True):
-            for ids, prob in pronunciations:
-                names = [self.phones[phone - 1] for phone in ids]
-                marks = ["S"] if len(ids) == 1 else ["B", *"I" * (len(ids) - 2), "E"]
-                marked = [n if n in plain else f"{n}_{mark}" for n, mark in zip(names, marks, strict=True)]
-                yield word, prob, marked
+        def marked(ids: Sequence[int]) -> list[str]:
+            positions = "S" if len(ids) == 1 else f"B{'I' * (len(ids) - 2)}E"
+            names = (
+                (self.phones[phone - 1], position) for phone, position in zip(ids, positions, strict=True)
+            )
+            return [name if name in plain else f"{name}_{position}" for name, position in names]
+
+        spoken = zip(self.words, self.pronunciations, strict=True)
+        entries = ((word, prob, marked(ids)) for word, ways in spoken for ids, prob in ways)
+        options: dict[str, Any] = {
+            "silence": self.silence,
+            "silence_prob": self.silence_prob,
+            "oov": self.oov,
+        }
+        return Lexicon.from_entries(entries, **options, phones=phones)
 
     @property
     def silence_phone(self) -> int | None:
@@ -406,14 +408,6 @@ def _probability(text: str) -> float:
     return prob if 0.0 < prob <= 1.0 else 0.0
 
 
-class _Numbers(dict[str, int]):
-    """Numbers from 0 of names in the order in which they are asked for."""
-
-    def __missing__(self, name: str) -> int:
-        self[name] = number = len(self)
-        return number
-
-
 def _numbered(
     entries: Iterable[tuple[int, str, float, Sequence[str]]],
     known: Sequence[str] | None,
@@ -424,7 +418,9 @@ def _numbered(
 
     Without `known` phones silence is first, the others go by name. Unknown phones and repetitions are refused.
     """
-    numbers = _Numbers() if known is None else {name: number for number, name in enumerate(known)}
+    numbers: dict[str, int] = (
+        Numbers() if known is None else {name: number for number, name in enumerate(known)}
+    )
     ways: dict[str, list[tuple[tuple[int, ...], float, int]]] = {}  # phones by `numbers`, probability, line
 
     def where(line: int) -> str:

@@ -352,14 +352,12 @@ def check_phones(lexicon: Lexicon, tree: ContextTree) -> None:
 def made_with(lexicon: Lexicon, tree: ContextTree, forgive: Forgiveness | None = None) -> dict[str, Any]:
     """What files of graphs keep of how they were made, as JSON can hold it: the phones, a hash of lexicon and of tree."""
     spoken = zip(lexicon.words, lexicon.pronunciations, strict=True)
+    decisions = None if tree.decisions is None else tree.decisions.to_columns()
+    context = [tree.topology, tree.context_width, tree.central_position, tuple(tree.shared)]
     parts: dict[str, list[Any]] = {
-        "tree": [tree.topology, tree.context_width, tree.central_position, tuple(tree.shared)],
+        "tree": [*context, sorted(tree.context_independent), decisions],
         "lexicon": [lexicon.silence, lexicon.silence_prob, lexicon.oov, *spoken],
     }
-    parts["tree"] += [
-        sorted(tree.context_independent),
-        None if tree.decisions is None else tree.decisions.to_columns(),
-    ]
     hashes = {name: hashlib.sha256(repr(part).encode()).hexdigest() for name, part in parts.items()}
     return {"phones": list(tree.phones), **hashes, **({"forgive": True} if forgive else {})}
 

@@ -24,10 +24,11 @@ _LOOP = math.log(0.5)  # as that of a chain topology
 class Numbers(dict[Node, int]):
     """Numbers of nodes, counted from 0 in the order in which they are asked for; `nodes` has them, and grows meanwhile."""
 
-    def __init__(self, first: Node) -> None:
+    def __init__(self, *first: Node) -> None:
         super().__init__()
         self.nodes: list[Node] = []
-        self[first]
+        for node in first:
+            self[node]
 
     def __missing__(self, node: Node) -> int:
         self[node] = number = len(self.nodes)
