@@ -11,7 +11,7 @@ import math
 import reprlib
 import sys
 import warnings
-from collections.abc import Collection, Sequence, Sized
+from collections.abc import Collection, Sequence
 from typing import Any
 
 
@@ -119,14 +119,10 @@ class _Brief(reprlib.Repr):
         self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 3
         self.maxstring, self.maxother = 60, 300
 
-    def repr_list(self, x: list[Any], level: int) -> str:
-        return _counted(super().repr_list(x, level), x)
-
-    def repr_tuple(self, x: tuple[Any, ...], level: int) -> str:
-        return _counted(super().repr_tuple(x, level), x)
-
-    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
-        return _counted(super().repr_dict(x, level), x)
+    def repr1(self, x: Any, level: int) -> str:
+        text = super().repr1(x, level)
+        is_cut = type(x) in (list, tuple, dict) and "..." in text[-4:]
+        return f"{text[:-1]} {len(x)} in all{text[-1]}" if is_cut else text
 
     def repr_instance(self, x: Any, level: int) -> str:
         if not hasattr(x, "dtype") or not hasattr(x, "shape"):
@@ -137,10 +133,6 @@ class _Brief(reprlib.Repr):
 
 
 _shorten = _Brief().repr
-
-
-def _counted(text: str, items: Sized) -> str:
-    return f"{text[:-1]} {len(items)} in all{text[-1]}" if "..." in text[-4:] else text
 
 
 def brief(self: Any) -> str:

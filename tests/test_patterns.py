@@ -28,6 +28,7 @@ from fsachain.graph.patterns import (
     numerator_of_words,
     optional,
     parse_pattern,
+    pattern_graph,
     phone_model_of_words,
 )
 from fsachain.graph.phone_lm import estimate_phone_lm
@@ -89,22 +90,6 @@ def language(pattern, lexicon=LEXICON):
     return total
 
 
-def words_of(pattern):
-    """What a pattern is to `spell`, through the numerator's own writer."""
-    from fsachain.graph.patterns import _Writer
-
-    writer = _Writer(LEXICON, None)
-    end = writer.write(pattern, 0)
-    src, dst, label, log_prob = zip(*writer.arcs, strict=True)
-    final = np.full(writer.num_states, -math.inf)
-    final[end] = 0.0
-    labels = np.array(label)
-    graph = Transducer(
-        writer.num_states, 0, np.array(src), np.array(dst), labels, labels, np.array(log_prob), final
-    )
-    return graph, writer.parts
-
-
 PATTERNS = {
     "words": ["a", "ab"],
     "transcripts with weights": [OneOf([(0.7, ["ab"]), (0.3, ["a", "b"])])],
@@ -118,7 +103,7 @@ PATTERNS = {
 
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
 def test_phone_strings_and_their_weights_are_those_written_down(pattern):
-    graph, parts = words_of(pattern)
+    graph, parts = pattern_graph(pattern, LEXICON)
     for lexicon in (LEXICON, WITHOUT_SILENCE):
         phones, _ = spell(graph, lexicon, parts)
         assert (phones.ilabel > 0).all()

@@ -166,9 +166,8 @@ class Numerator:
             change = np.append(np.where(np.isfinite(now), now - before, 0.0), 0.0)  # the last for -1
         arcs, ends = self._priced()
         constant = forgive.constant(len(self.words)) - self.forgive.constant(len(self.words))
-        fsa = self.fsa
-        weights = fsa.log_prob + change[arcs], fsa.final_log_prob + change[ends] + constant
-        return Fsa(fsa.num_states, fsa.src, fsa.dst, fsa.pdf, *weights, fsa.start)
+        final = self.fsa.final_log_prob + change[ends] + constant
+        return replace(self.fsa, log_prob=self.fsa.log_prob + change[arcs], final_log_prob=final)
 
     def edits(self, arc_occupancy: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
         """How many of `words` are substituted and inserted, and how many times something is deleted, [3], by arc occupancy.
@@ -278,15 +277,13 @@ def _merged(made: Numerator) -> Numerator:
     is_start = made.arc_is_start | (made.arc_word < NO_WORD)
     rows = np.stack([made.fsa.pdf, made.arc_phone, made.arc_word, is_start, place[made.fsa.dst]])
     kinds, label = np.unique(rows, axis=1, return_inverse=True)
-    fsa = made.fsa
-    labels = Fsa(fsa.num_states, fsa.src, fsa.dst, label.ravel(), fsa.log_prob, fsa.final_log_prob, fsa.start)
-    fsa = merge_down(labels, math.inf, place)
+    fsa = merge_down(replace(made.fsa, pdf=label.ravel()), math.inf, place)
     pdf, phone, word, starts, places = kinds[:, fsa.pdf]
     state_place = np.zeros(fsa.num_states, dtype=np.int32)
     state_place[fsa.dst] = places
     return replace(
         made,
-        fsa=Fsa(fsa.num_states, fsa.src, fsa.dst, pdf, fsa.log_prob, fsa.final_log_prob, fsa.start),
+        fsa=replace(fsa, pdf=pdf),
         arc_phone=phone.astype(np.int32),
         arc_word=word.astype(np.int32),
         arc_is_start=starts.astype(np.bool_),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NoReturn, Union
 
 import numpy as np
@@ -90,14 +91,8 @@ def build_pattern_numerator(
     Raises:
         GraphError: as `build_numerator`; a pattern that accepts the empty sequence of phones alone.
     """
-    writer = _Writer(lexicon, name)
-    end = writer.write(pattern, 0)
-    final = np.full(writer.num_states, -math.inf)
-    final[end] = 0.0
-    graph = Transducer.of_arcs(((src, dst, label, label, w) for src, dst, label, w in writer.arcs), final)
-    return numerator_of_words(
-        graph, lexicon, tree, parts=writer.parts, normalization=normalization, name=name
-    )
+    graph, parts = pattern_graph(pattern, lexicon, name=name)
+    return numerator_of_words(graph, lexicon, tree, parts=parts, normalization=normalization, name=name)
 
 
 def numerator_of_words(
@@ -138,6 +133,44 @@ def numerator_of_words(
     return numerator_of_phones(phones, places, names, lexicon, tree, normalization=normalization, name=name)
 
 
+def pattern_graph(
+    pattern: Pattern, lexicon: Lexicon, *, name: str | None = None
+) -> tuple[Transducer, list[Fsa]]:
+    """What a pattern is to `numerator_of_words`: the graph of words, and its parts."""
+    states, parts = count(1), list[Fsa]()
+    arcs: list[tuple[int, int, int, int, float]] = []
+
+    def label(item: str | Fsa) -> int:
+        if isinstance(item, Fsa):
+            parts.append(item)
+            return len(lexicon.words) + len(parts)
+        if not isinstance(item, str):
+            raise GraphError(f"pattern has the item {item!r}: expected a word, an Fsa over phones or OneOf")
+        return lexicon.word_id(item, name=name)
+
+    def write(pattern: Pattern, state: int) -> int:
+        """Write `pattern` from `state` on, epsilon arcs around alternatives; returns where it ends."""
+        if isinstance(pattern, str):
+            raise GraphError(f"pattern = {pattern!r}: expected a sequence of items, such as text.split()")
+        for item in pattern:
+            end = next(states)
+            if isinstance(item, OneOf):
+                for prob, alternative in item.alternatives:
+                    begin = next(states)
+                    arcs.append((state, begin, 0, 0, math.log(prob)))
+                    arcs.append((write(alternative, begin), end, 0, 0, 0.0))
+            else:
+                word = label(item)
+                arcs.append((state, end, word, word, 0.0))
+            state = end
+        return state
+
+    end = write(pattern, 0)
+    final = np.full(next(states), -math.inf)
+    final[end] = 0.0
+    return Transducer.of_arcs(arcs, final), parts
+
+
 def phone_model_of_words(words: Fsa, lexicon: Lexicon) -> Fsa:
     """A word language model as one over phones, for `build_denominator`.
 
@@ -150,44 +183,6 @@ def phone_model_of_words(words: Fsa, lexicon: Lexicon) -> Fsa:
         Acceptor over phones, label = phone id - 1.
     """
     return input_fsa(spell(words.to_transducer(), lexicon)[0])
-
-
-class _Writer:
-    """Patterns as arcs between numbered states; epsilon arcs join alternatives."""
-
-    def __init__(self, lexicon: Lexicon, name: str | None) -> None:
-        self.lexicon, self.name = lexicon, name
-        self.num_states = 1
-        self.arcs: list[tuple[int, int, int, float]] = []
-        self.parts: list[Fsa] = []
-
-    def state(self) -> int:
-        self.num_states += 1
-        return self.num_states - 1
-
-    def write(self, pattern: Pattern, state: int) -> int:
-        """Write `pattern` from `state` on; returns where it ends."""
-        if isinstance(pattern, str):
-            raise GraphError(f"pattern = {pattern!r}: expected a sequence of items, such as text.split()")
-        for item in pattern:
-            end = self.state()
-            if isinstance(item, OneOf):
-                for prob, alternative in item.alternatives:
-                    begin = self.state()
-                    self.arcs.append((state, begin, 0, math.log(prob)))
-                    self.arcs.append((self.write(alternative, begin), end, 0, 0.0))
-            else:
-                self.arcs.append((state, end, self.label(item), 0.0))
-            state = end
-        return state
-
-    def label(self, item: str | Fsa) -> int:
-        if isinstance(item, Fsa):
-            self.parts.append(item)
-            return len(self.lexicon.words) + len(self.parts)
-        if not isinstance(item, str):
-            raise GraphError(f"pattern has the item {item!r}: expected a word, an Fsa over phones or OneOf")
-        return self.lexicon.word_id(item, name=self.name)
 
 
 # Patterns as text, one line for each utterance.
