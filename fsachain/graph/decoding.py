@@ -111,7 +111,7 @@ class DecodingGraph:
         if spelling is not None:
             ids = WordIds.of(lexicon)
             words = Transducer.from_openfst(open_grammar(grammar, lexicon, spelling))
-        phones, other, printed = _merged(_Speller(words, inside, lexicon, weights, ids).run())
+        phones, other, printed = _merged(_spoken(words, inside, lexicon, weights, ids))
         # The same graph twice: with all weights, and with those that are not the grammar's.
         whole, rest = (
             expand_arcs(one, tree, self_loop_scale=1.0, transition_scale=1.0).graph for one in (phones, other)
@@ -263,7 +263,7 @@ def _log_add(a: float, b: float) -> float:
     return max(a, b) + math.log1p(math.exp(-abs(a - b)))
 
 
-class _Speller:
+def _spoken(words: Transducer, inside: int, lexicon: Lexicon, weights: Weights, ids: WordIds) -> _Spoken:
     """Phones in, words out.
 
     State 2q is grammar state q before the choice of silence, 2q + 1 behind it; beyond these are the nodes of the
@@ -272,72 +272,52 @@ class _Speller:
     `inside` on lie within spelt words, where there is no silence: what enters them leads to odd states, the epsilon that
     ends a spelt word to an even one.
     """
-
-    def __init__(
-        self, words: Transducer, inside: int, lexicon: Lexicon, weights: Weights, ids: WordIds
-    ) -> None:
-        self.words, self.inside, self.lexicon = words, inside, lexicon
-        self.lm_weight = weights.lm_weight
-        self.num_states = 2 * words.num_states
-        self.arcs: list[tuple[int, _Arc]] = []
-        pieces = [(Pronunciation((phone,), 1.0),) for phone in range(1, len(lexicon.phones) + 1)]
-        self.spellings = [
-            [(phones, math.log(prob)) for phones, prob in pronunciations]
-            for pronunciations in (*lexicon.pronunciations, *pieces, *pieces)
-        ]
-        self.penalty = weights.penalty(words.olabel, ids)
-
-    def run(self) -> _Spoken:
-        silence, no_silence = self.lexicon.silence_log_probs()
-        phone, end = self.lexicon.silence_phone, len(self.lexicon.phones) + 1
-        for state, (tree, epsilons) in enumerate(self.leaving()):
-            ends = []
-            if self.words.final_log_prob[state] > -math.inf:
-                ends = [_Arc(-1, end, 0, self.lm_weight * float(self.words.final_log_prob[state]))]
-            for arc in (*self.grow(tree), *epsilons, *ends):
-                self.arcs.append((2 * state, arc.after(no_silence)))
-                self.arcs.append((2 * state + 1, arc))
-            if phone is not None:
-                self.arcs.append((2 * state, _Arc(2 * state + 1, phone, 0, silence, silence)))
-        last = self.num_states
-        rows = [
-            (src, last if arc.dst < 0 else arc.dst, *arc[1:])
-            for src, arc in self.arcs
-            if arc.log_prob > -math.inf
-        ]
-        final = np.append(np.full(last, -math.inf), 0.0)
-        graph = Transducer.of_arcs(rows, final, 2 * self.words.start)
-        return _Spoken(graph, np.array([row[-1] for row in rows], dtype=np.float64), end)
-
-    def leaving(self) -> list[tuple[_PrefixTree, list[_Arc]]]:
-        """Of each grammar state, the tree of its words and its epsilon arcs."""
-        words = self.words
-        found: list[tuple[_PrefixTree, list[_Arc]]] = [(_PrefixTree(), []) for _ in range(words.num_states)]
-        arcs = rows(words.src, words.dst, words.ilabel, words.olabel, words.log_prob, self.penalty)
-        for src, dst, ilabel, olabel, log_prob, penalty in arcs:
-            if log_prob == -math.inf:
-                continue
-            tree, epsilons = found[src]
-            scaled = self.lm_weight * log_prob
-            if ilabel == 0:
-                ends_word = dst < self.inside <= src
-                epsilons.append(_Arc(2 * dst + (not ends_word), 0, olabel, scaled))
-                continue
-            entered = 2 * dst + (dst >= self.inside)
-            for phones, spelling_log_prob in self.spellings[ilabel - 1]:
-                tree.add(phones, olabel, entered, scaled - penalty + spelling_log_prob, spelling_log_prob)
-        return found
-
-    def grow(self, tree: _PrefixTree) -> list[_Arc]:
-        """Write down the arcs of `tree`, but return those of its root, which two states share."""
-        offset = self.num_states - 1
-        self.num_states += len(tree.parent) - 1
+    pieces = [(Pronunciation((phone,), 1.0),) for phone in range(1, len(lexicon.phones) + 1)]
+    spellings = [
+        [(phones, math.log(prob)) for phones, prob in pronunciations]
+        for pronunciations in (*lexicon.pronunciations, *pieces, *pieces)
+    ]
+    # The words and the epsilon arcs that leave each grammar state.
+    leaving: list[tuple[_PrefixTree, list[_Arc]]] = [(_PrefixTree(), []) for _ in range(words.num_states)]
+    columns = (words.src, words.dst, words.ilabel, words.olabel, words.log_prob)
+    for src, dst, ilabel, olabel, log_prob, penalty in rows(*columns, weights.penalty(words.olabel, ids)):
+        if log_prob == -math.inf:
+            continue
+        tree, epsilons = leaving[src]
+        scaled = weights.lm_weight * log_prob
+        if ilabel == 0:
+            ends_word = dst < inside <= src
+            epsilons.append(_Arc(2 * dst + (not ends_word), 0, olabel, scaled))
+            continue
+        entered = 2 * dst + (dst >= inside)
+        for phones, spelling_log_prob in spellings[ilabel - 1]:
+            tree.add(phones, olabel, entered, scaled - penalty + spelling_log_prob, spelling_log_prob)
+    silence, no_silence = lexicon.silence_log_probs()
+    end, num_states = len(lexicon.phones) + 1, 2 * words.num_states
+    arcs: list[tuple[int, _Arc]] = []
+    for state, (tree, epsilons) in enumerate(leaving):
+        offset = num_states - 1  # of the nodes behind the root
+        num_states += len(tree.parent) - 1
         mass = tree.masses()
-        arcs = [
+        branches = [
             (parent, _Arc(node + offset, tree.phone[node], 0, mass[node] - mass[parent]))
             for node, parent in enumerate(tree.parent)
             if node > 0
         ]
-        arcs += [(node, leaf._replace(log_prob=leaf.log_prob - mass[node])) for node, leaf in tree.leaves]
-        self.arcs += [(node + offset, arc) for node, arc in arcs if node > 0]
-        return [arc for node, arc in arcs if node == 0]
+        branches += [(node, leaf._replace(log_prob=leaf.log_prob - mass[node])) for node, leaf in tree.leaves]
+        arcs += [(node + offset, arc) for node, arc in branches if node > 0]
+        first = [*(arc for node, arc in branches if node == 0), *epsilons]
+        if words.final_log_prob[state] > -math.inf:
+            first.append(_Arc(-1, end, 0, weights.lm_weight * float(words.final_log_prob[state])))
+        for arc in first:
+            arcs += [(2 * state, arc.after(no_silence)), (2 * state + 1, arc)]
+        if lexicon.silence_phone is not None:
+            arcs.append((2 * state, _Arc(2 * state + 1, lexicon.silence_phone, 0, silence, silence)))
+    possible = [
+        (src, num_states if arc.dst < 0 else arc.dst, *arc[1:])
+        for src, arc in arcs
+        if arc.log_prob > -math.inf
+    ]
+    final = np.append(np.full(num_states, -math.inf), 0.0)
+    graph = Transducer.of_arcs(possible, final, 2 * words.start)
+    return _Spoken(graph, np.array([row[-1] for row in possible], dtype=np.float64), end)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -174,7 +174,41 @@ def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tup
     words `transcript_acceptor` does the same faster.
     """
     _check(words, lexicon, parts)
-    graph, tags = remove_epsilons(*_Speller(words, lexicon, parts).run())
+    silence, no_silence = lexicon.silence_log_probs()
+    # State 2q is state q of the words before the choice of silence, 2q + 1 behind it; then the insides of items.
+    states = count(2 * words.num_states)
+    arcs: list[_Arc] = []
+    for state in range(0, 2 * words.num_states, 2):
+        arcs.append((state, state + 1, 0, no_silence, NO_WORD))
+        if lexicon.silence_phone is not None:
+            arcs.append((state, state + 1, lexicon.silence_phone, silence, NO_WORD))
+    inserted: dict[
+        tuple[int, int], int
+    ] = {}  # part and state behind it -> where the copy that arcs share begins
+    columns = (words.src, words.dst, words.ilabel, words.log_prob)
+    for tag, (src, dst, label, log_prob) in enumerate(rows(*columns)):
+        number = label - len(lexicon.words) - 1
+        if label == 0:
+            arcs.append((2 * src + 1, 2 * dst + 1, 0, log_prob, tag))
+        elif number >= 0:
+            if (number, dst) not in inserted:
+                part = parts[number]
+                copy = [next(states) for _ in range(part.num_states)]
+                inserted[number, dst] = copy[part.start]
+                for begin, end, phone, weight in rows(part.src, part.dst, part.pdf + 1, part.log_prob):
+                    arcs.append((copy[begin], copy[end], phone, weight, tag))
+                for state, weight in zip(copy, part.final_log_prob.tolist(), strict=True):
+                    if weight > -math.inf:
+                        arcs.append((state, 2 * dst, 0, weight, tag))
+            arcs.append((2 * src + 1, inserted[number, dst], 0, log_prob, tag))
+        else:
+            for phones, prob in lexicon.pronunciations[label - 1]:
+                stops = [2 * src + 1, *(next(states) for _ in phones[1:]), 2 * dst]
+                weights = [log_prob + math.log(prob), *[0.0] * (len(phones) - 1)]
+                arcs += zip(stops, stops[1:], phones, weights, [tag] * len(phones), strict=False)
+    final = np.full(next(states), -math.inf)
+    final[1 : 2 * words.num_states : 2] = words.final_log_prob
+    graph, tags = remove_epsilons(*_acceptor(arcs, final, 2 * words.start))
     if not (graph.final_log_prob > -math.inf).any():
         raise GraphError("the graph of words accepts nothing")
     return graph, tags
@@ -194,56 +228,6 @@ def _check(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa]) -> None:
             raise GraphError(
                 f"parts[{number}] has phone {part.pdf.max() + 1}; the lexicon has {len(lexicon.phones)}"
             )
-
-
-class _Speller:
-    """State 2q is state q of the words before the choice of silence, 2q + 1 behind it; then the insides of items."""
-
-    def __init__(self, words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa]) -> None:
-        self.words, self.lexicon, self.parts = words, lexicon, parts
-        self.num_states = 2 * words.num_states
-        self.arcs: list[_Arc] = []
-        self.inserted: dict[tuple[int, int], int] = {}  # part and state behind it -> where the copy begins
-
-    def run(self) -> tuple[Transducer, list[int]]:
-        silence, no_silence = self.lexicon.silence_log_probs()
-        for state in range(self.words.num_states):
-            self.arcs.append((2 * state, 2 * state + 1, 0, no_silence, NO_WORD))
-            if self.lexicon.silence_phone is not None:
-                self.arcs.append((2 * state, 2 * state + 1, self.lexicon.silence_phone, silence, NO_WORD))
-        arcs = rows(self.words.src, self.words.dst, self.words.ilabel, self.words.log_prob)
-        for tag, (src, dst, label, log_prob) in enumerate(arcs):
-            self.add(src, dst, label, log_prob, tag)
-        final = np.full(self.num_states, -math.inf)
-        final[1 : 2 * self.words.num_states : 2] = self.words.final_log_prob
-        return _acceptor(self.arcs, final, 2 * self.words.start)
-
-    def add(self, src: int, dst: int, label: int, log_prob: float, tag: int) -> None:
-        if label == 0:
-            self.arcs.append((2 * src + 1, 2 * dst + 1, 0, log_prob, tag))
-            return
-        if label > len(self.lexicon.words):
-            number = label - len(self.lexicon.words) - 1
-            if (number, dst) not in self.inserted:
-                self.inserted[number, dst] = self.insert(self.parts[number], dst, tag)
-            self.arcs.append((2 * src + 1, self.inserted[number, dst], 0, log_prob, tag))
-            return
-        for phones, prob in self.lexicon.pronunciations[label - 1]:
-            inner = range(self.num_states, self.num_states + len(phones) - 1)
-            self.num_states += len(inner)
-            stops = [2 * src + 1, *inner, 2 * dst]
-            weights = [log_prob + math.log(prob), *[0.0] * len(inner)]
-            self.arcs += zip(stops, stops[1:], phones, weights, [tag] * len(phones), strict=False)
-
-    def insert(self, part: Fsa, dst: int, tag: int) -> int:
-        """A copy of `part` that ends in a state of the words; returns where it begins. Arcs that lead there share it."""
-        offset, self.num_states = self.num_states, self.num_states + part.num_states
-        arcs = rows(part.src + offset, part.dst + offset, part.pdf + 1, part.log_prob)
-        self.arcs += [(*arc, tag) for arc in arcs]
-        for state, weight in enumerate(part.final_log_prob.tolist()):
-            if weight > -math.inf:
-                self.arcs.append((offset + state, 2 * dst, 0, weight, tag))
-        return offset + part.start
 
 
 def phone_loop(phones: Sequence[int], *, stop_prob: float = 0.1) -> Fsa:
