@@ -33,12 +33,6 @@ def normalization_fsa(fsa: Fsa, initial_probs: npt.ArrayLike, merge: str = "sum"
     if merge not in MERGES:
         raise GraphError(f"merge = {merge!r}: expected one of {', '.join(MERGES)}")
     probs = np.asarray(initial_probs, dtype=np.float64)
-    if probs.shape != (fsa.num_states,):
-        raise GraphError(
-            f"initial_probs has shape {list(probs.shape)}: expected [{fsa.num_states}], one for each state"
-        )
-    if not np.isfinite(probs).all() or (probs < 0).any() or not probs.any():
-        raise GraphError("initial_probs: expected finite probabilities of at least 0, one of them positive")
     usable = np.flatnonzero((probs[fsa.src] > 0) & (fsa.log_prob > -np.inf))
     log_prob = np.log(probs[fsa.src[usable]]) + fsa.log_prob[usable]
     key = fsa.pdf[usable].astype(np.int64) * fsa.num_states + fsa.dst[usable]

@@ -54,10 +54,15 @@ def lump(fsa: Fsa, log_tolerance: float = LOG_TOLERANCE) -> Fsa:
         before = fsa.num_states
         visits = _visits(fsa)
         if visits is not None:
-            fsa = _merge(fsa, _same_pasts(fsa, visits, log_tolerance), visits)
+            # Classes of states that agree in their entering arcs, weighted by the flow; the start is one of its own.
+            log_visits = np.log(visits)
+            flow = fsa.log_prob + log_visits[fsa.src] - log_visits[fsa.dst]
+            is_start = (np.arange(fsa.num_states) == fsa.start).astype(np.int64)
+            fsa = _merge(fsa, _refine(fsa.dst, fsa.src, fsa.pdf, flow, is_start, log_tolerance), visits)
             visits = _visits(fsa)
-        shares = np.ones(fsa.num_states) if visits is None else visits
-        fsa = _merge(fsa, _same_futures(fsa, log_tolerance), shares)
+        final = _quantise(fsa.final_log_prob, log_tolerance)
+        same_future = _refine(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, final, log_tolerance)
+        fsa = _merge(fsa, same_future, np.ones(fsa.num_states) if visits is None else visits)
         if fsa.num_states == before:
             break
     return fsa
@@ -83,19 +88,6 @@ def _visits(fsa: Fsa) -> Floats | None:
             share = np.abs(change).sum() / before
             visits = visits + change * (share / (1.0 - share))
     return visits if np.all(np.isfinite(visits) & (visits > 0)) else None
-
-
-def _same_futures(fsa: Fsa, tolerance: float) -> Ints:
-    final = _quantise(fsa.final_log_prob, tolerance)
-    return _refine(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, final, tolerance)
-
-
-def _same_pasts(fsa: Fsa, visits: Floats, tolerance: float) -> Ints:
-    """Classes of states that agree in their entering arcs, weighted by the flow; the start is a class of its own."""
-    log_visits = np.log(visits)
-    flow = fsa.log_prob + log_visits[fsa.src] - log_visits[fsa.dst]
-    is_start = np.arange(fsa.num_states) == fsa.start
-    return _refine(fsa.dst, fsa.src, fsa.pdf, flow, is_start.astype(np.int64), tolerance)
 
 
 def _refine(state: Ints, other: Ints, pdf: Ints, log_weight: Floats, colour: Ints, tolerance: float) -> Ints:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -170,20 +170,15 @@ def _arpa_text(prob: dict[Ngram, float], backoff: dict[Ngram, float]) -> str:
     for ngram in (*prob, (START,)):
         by_length[len(ngram)].append(ngram)
     header = [f"ngram {length}={len(ngrams)}" for length, ngrams in sorted(by_length.items())]
-    lines = [
-        line for _, ngrams in sorted(by_length.items()) for line in _section(sorted(ngrams), prob, backoff)
-    ]
-    return "\n".join(["\\data\\", *header, *lines, "", "\\end\\", ""])
-
-
-def _section(ngrams: list[Ngram], prob: dict[Ngram, float], backoff: dict[Ngram, float]) -> Iterator[str]:
-    yield ""
-    yield f"\\{len(ngrams[0])}-grams:"
-    for ngram in ngrams:
-        # -99 is the format's "never": the start is a history, no word predicts it.
-        log_prob = math.log10(prob[ngram]) if ngram in prob else -99.0
-        weight = f"\t{math.log10(backoff[ngram]):.9f}" if ngram in backoff else ""
-        yield f"{log_prob:.9f}\t{' '.join(ngram)}{weight}"
+    lines = ["\\data\\", *header]
+    for length, ngrams in sorted(by_length.items()):
+        lines += ["", f"\\{length}-grams:"]
+        for ngram in sorted(ngrams):
+            # -99 is the format's "never": the start is a history, no word predicts it.
+            log_prob = math.log10(prob[ngram]) if ngram in prob else -99.0
+            weight = f"\t{math.log10(backoff[ngram]):.9f}" if ngram in backoff else ""
+            lines.append(f"{log_prob:.9f}\t{' '.join(ngram)}{weight}")
+    return "\n".join([*lines, "", "\\end\\", ""])
 
 
 _EPSILON, _BACKOFF = "<eps>", "#0"

@@ -552,29 +552,23 @@ def lm_phones(
         if not 0.0 <= prob <= 1.0:
             raise GraphError(f"{argument} = {prob}: expected a probability in [0, 1]")
     rng = np.random.default_rng(seed)
+    silence = [] if lexicon.silence_phone is None else [lexicon.silence_phone]
     sequences = []
     for index, transcript in enumerate(text):
         words = transcript.split() if isinstance(transcript, str) else transcript
-        sequences.append(_draw(words, lexicon, edge_silence, between_silence, rng, f"text[{index}]"))
-    return sequences
-
-
-def _draw(
-    words: Sequence[str], lexicon: Lexicon, edge: float, between: float, rng: np.random.Generator, name: str
-) -> list[int]:
-    phones: list[int] = []
-    if not words:
-        return phones
-    silence = [] if lexicon.silence_phone is None else [lexicon.silence_phone]
-    places = rng.random(len(words) + 1)
-    choices = rng.random(len(words))
-    for position, word in enumerate(words):
-        if places[position] < (between if position else edge):
+        phones: list[int] = []
+        sequences.append(phones)
+        if not words:
+            continue
+        places = rng.random(len(words) + 1)
+        choices = rng.random(len(words))
+        for position, word in enumerate(words):
+            if places[position] < (between_silence if position else edge_silence):
+                phones += silence
+            pronunciations = lexicon.pronunciations_of(word, name=f"text[{index}]")
+            cumulative = np.cumsum([pronunciation.prob for pronunciation in pronunciations])
+            chosen = np.searchsorted(cumulative, choices[position] * cumulative[-1], side="right")
+            phones += pronunciations[chosen].phones
+        if places[-1] < edge_silence:
             phones += silence
-        pronunciations = lexicon.pronunciations_of(word, name=name)
-        cumulative = np.cumsum([pronunciation.prob for pronunciation in pronunciations])
-        chosen = np.searchsorted(cumulative, choices[position] * cumulative[-1], side="right")
-        phones += pronunciations[chosen].phones
-    if places[-1] < edge:
-        phones += silence
-    return phones
+    return sequences

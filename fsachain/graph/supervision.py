@@ -430,16 +430,9 @@ def make_chunks(
     graphs = {window: supervision.chunk(*window, normalization=normalization) for window in windows}
     for start, end in windows:
         counts[start:end] += 1
+    name, length = supervision.name, supervision.num_frames
     return [
-        Chunk(
-            supervision.name,
-            start,
-            end,
-            supervision.num_frames,
-            graphs[start, end],
-            1.0 / counts[start:end],
-        )
-        for start, end in windows
+        Chunk(name, start, end, length, graphs[start, end], 1.0 / counts[start:end]) for start, end in windows
     ]
 
 
