@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -80,13 +81,11 @@ def unique_names(arrays: Arrays, name: str) -> list[str]:
     column = texts(arrays, name)
     if column.dtype.itemsize > 4 * _LONGEST_ID:
         raise ValueError(f"{name} holds strings of up to {column.dtype.itemsize // 4} letters")
-    found: dict[str, None] = {}
-    for place in range(len(column)):
-        text = column[place].item()
-        if text in found:
-            raise ValueError(f"{name} holds {text[:80]!r} twice")
-        found[text] = None
-    return list(found)
+    names: list[str] = column.tolist()
+    twice, count = Counter(names).most_common(1)[0] if names else ("", 1)
+    if count > 1:
+        raise ValueError(f"{name} holds {twice[:80]!r} twice")
+    return names
 
 
 def offsets(sizes: npt.NDArray[np.int64], total: int, what: str) -> npt.NDArray[np.int64]:

@@ -213,7 +213,7 @@ def parse_pattern(text: str | Sequence[str], parts: Mapping[str, Fsa]) -> Patter
     """
     fields = text.split() if isinstance(text, str) else list(text)
     parser = _Parser(fields, parts)
-    pattern = parser.items(())
+    pattern = parser.items()
     if parser.position < len(fields):
         parser.fail("no bracket is open")
     return pattern
@@ -240,15 +240,12 @@ class _Parser:
         shown = repr(self.fields[self.position]) if self.position < len(self.fields) else "the end"
         raise GraphError(f"pattern: {reason} at {shown} (field {self.position + 1} of {len(self.fields)})")
 
-    def items(self, stops: Sequence[str]) -> list[Item]:
-        """Items up to one of `stops`, which stays, or to a mark that begins none."""
+    def items(self) -> list[Item]:
+        """Items up to a mark that begins none, which stays."""
         found: list[Item] = []
-        while self.position < len(self.fields):
-            field = self.fields[self.position]
-            if field in stops or field in (")", "]", "|"):
-                return found
+        while self.position < len(self.fields) and self.fields[self.position] not in (")", "]", "|"):
             self.position += 1
-            found.append(self.item(field))
+            found.append(self.item(self.fields[self.position - 1]))
         return found
 
     def item(self, field: str) -> Item:
@@ -266,7 +263,7 @@ class _Parser:
     def bracket(self, opening: str) -> OneOf:
         end = _CLOSING[opening]
         if opening == "[":
-            found = optional(self.items((end,)))
+            found = optional(self.items())
             self.expect((end,))
             return found
         alternatives = [self.alternative()]
@@ -280,7 +277,7 @@ class _Parser:
         except (IndexError, ValueError):
             self.fail("expected the probability of an alternative")
         self.position += 1
-        return prob, self.items(("|", ")"))
+        return prob, self.items()
 
     def expect(self, marks: Sequence[str]) -> str:
         if self.position >= len(self.fields) or self.fields[self.position] not in marks:
