@@ -40,7 +40,7 @@ class World:
     def device(self, stream=None, which=1):
         index = self.indices[which]
         stream = stream or self.cupy.cuda.Stream.null
-        return cuda_device.CupyDevice(index, stream, lambda size: cuda_memory.CupyBlock(index, size))
+        return cuda_device.Device(index, stream, lambda size: cuda_memory.CupyBlock(index, size))
 
     def of(self, *names):
         return [(name, *numbers) for name, *numbers in self.calls if name in names]
@@ -138,7 +138,7 @@ def test_what_the_driver_says_of_clusters_it_cannot_run_is_named(world):
 )
 def test_limits_are_those_of_the_device(world, capability, cluster):
     limits = LIMITS._replace(capability=capability, cluster=cluster)
-    device = cuda_device.CupyDevice(libcuda.device_with(limits, {}), world.cupy.cuda.Stream.null, None)
+    device = cuda_device.Device(libcuda.device_with(limits, {}), world.cupy.cuda.Stream.null, None)
     assert device.limits == limits
 
 

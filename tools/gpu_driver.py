@@ -330,7 +330,7 @@ FAMILIES: dict[str, Family] = {
 def device_of(family: Family, on_host: bool) -> Iterator[tuple[torch.device, list[KernelSpec]]]:
     """A device as the family wants it, and the kernels that it is given while the context lasts."""
     kernels: list[KernelSpec] = []
-    real, launch = cuda_device._limits, cuda_device.CupyDevice.launch
+    real, launch = cuda_device._limits, cuda_device.Device.launch
 
     def noted(self: Any, kernel: KernelSpec, *arguments: Any) -> None:
         kernels.append(kernel)
@@ -342,7 +342,7 @@ def device_of(family: Family, on_host: bool) -> Iterator[tuple[torch.device, lis
             stack.enter_context(patch.object(of, name, value))
 
         if family.at_once:
-            change(cuda_device.CupyDevice, "at_once", lambda *_: family.at_once)
+            change(cuda_device.Device, "at_once", lambda *_: family.at_once)
             change(cuda_launch, "lanes_for", lambda *_: 1)
         if on_host:
             from tools.cuda_on_host import pretended
@@ -353,7 +353,7 @@ def device_of(family: Family, on_host: bool) -> Iterator[tuple[torch.device, lis
             return
         cuda_device._function.cache_clear()  # which knows how much shared memory there is
         change(cuda_device, "_limits", lambda index: real(index)._replace(**family.limits))
-        change(cuda_device.CupyDevice, "launch", noted)
+        change(cuda_device.Device, "launch", noted)
         yield torch.device("cuda"), kernels
         torch.cuda.synchronize()
 

@@ -155,7 +155,7 @@ class DeviceGrid:
     def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
         flat, values = _rows(logits), self._nothing(placed.rows)
         given = self._device, placed.rows, cuda_call.view(flat), cuda_call.view(values)
-        memory: Any = cuda_grid.softmax_scores(*given, *_known(placed))
+        memory = cuda_grid.softmax_scores(*given, *_known(placed))
         if placed.illegal is not None:
             values.view(len(values), len(placed.illegal), -1).masked_fill_(placed.illegal.view(-1, 1), np.nan)
         wide = "float64" if logits.element_size() == 8 else "float32"
@@ -175,15 +175,15 @@ class DeviceGrid:
         cuda_grid.release(self._device, placed.rows, cuda_call.view(occupancy))
 
     def log_probs(self, batch: GridBatch, values: Any) -> Any:
-        memory: Any = cuda_grid.log_probs(self._device, batch, cuda_call.view(values))
+        memory = cuda_grid.log_probs(self._device, batch, cuda_call.view(values))
         return memory.array("float64", (len(batch.sizes),))
 
     def forward_backward(self, batch: GridBatch, values: Any) -> Any:
-        memory: Any = cuda_grid.forward_backward(self._device, batch, cuda_call.view(values))
+        memory = cuda_grid.forward_backward(self._device, batch, cuda_call.view(values))
         return memory.array("float64", (len(batch.sizes),))
 
     def best_paths(self, batch: GridBatch, values: Any) -> tuple[Any, list[Ints]]:
-        memory: Any = cuda_grid.best_paths(self._device, batch, cuda_call.view(values))
+        memory = cuda_grid.best_paths(self._device, batch, cuda_call.view(values))
         data = memory.array("uint8", (memory.num_bytes,)).cpu().numpy()
         return cuda_grid.read_paths(batch, data)
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fsachain.backends import arrays as kinds
 from fsachain.backends.cuda import backend as cuda_call
-from fsachain.backends.cuda.device import CLUSTER, Argument, CupyDevice, KernelSpec, Limits
+from fsachain.backends.cuda.device import CLUSTER, Argument, Device, KernelSpec, Limits
 from tools.cuda_on_host import libcuda
 from tools.cuda_on_host.libcuda import HostKernel, Request
 
@@ -90,7 +90,7 @@ class Launch(NamedTuple):
     arguments: tuple[Argument, ...]
 
 
-class HostDevice(CupyDevice):
+class HostDevice(Device):
     """The device of the CUDA backend, through the real CuPy, with the limits of a GPU of your choice and the host below.
 
     New memory, shared memory too, holds the byte `fill` everywhere; 0xFF makes every float a NaN. Launches run to their

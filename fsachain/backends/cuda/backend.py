@@ -205,7 +205,7 @@ def reduce_losses(
     found: Memory | DeviceArray,
     is_log_prob: bool,
     size: int,
-    shares: Memory | float,
+    shares: Memory | DeviceArray | float,
     reduced: Reduced,
 ) -> None:
     """The losses of log Z or of costs, float64 [N], by one launch. shares: float64 [N] on the device, or that of all."""
@@ -301,7 +301,7 @@ class OnDevice:
     def best_paths(
         self, batch: TableBatch, scores: Any, lengths: Lengths, memory_budget: float | None
     ) -> Paths:
-        found: Any = cuda_paths.best_paths(find_device(scores), batch, view(scores), lengths, memory_budget)
+        found = cuda_paths.best_paths(find_device(scores), batch, view(scores), lengths, memory_budget)
         score = found.score.array("float64", lengths.shape)
         arcs = kinds.as_numpy(kinds.on_host(found.arcs.array("int32", tuple(scores.shape[:2]))))
         is_path = np.isfinite(kinds.as_numpy(kinds.on_host(score)))
@@ -310,11 +310,10 @@ class OnDevice:
 
 def _results(found: tuple[Memory, Memory], lengths: Lengths) -> LogProbs:
     log_prob, ok = found  # in memory of the pool of the scores' library
-    return LogProbs(log_prob.array("float64", lengths.shape), ok.array("bool", lengths.shape))  # type: ignore[attr-defined]
+    return LogProbs(log_prob.array("float64", lengths.shape), ok.array("bool", lengths.shape))
 
 
 def place(like: Any, values: npt.NDArray[Any]) -> Any:
-    memory: Any
     (memory,) = find_device(like).upload([values])
     return memory.array(str(values.dtype), values.shape)
 

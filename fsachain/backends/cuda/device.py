@@ -1,7 +1,7 @@
-"""The device that kernels run on: `Device` is what the drivers ask for, `CupyDevice` is a GPU.
+"""The device that kernels run on, a GPU through CuPy.
 
-The drivers of the kernels never learn which device they have: a GPU through CuPy, or a host that runs the same kernel text
-(tools/cuda_on_host). CuPy compiles a kernel (adding -ftz=true, and its own and NVIDIA's include folders), keeps what it
+The drivers of the kernels never learn which device they have: tools/cuda_on_host has one whose kernels run on the host, from
+the same text. CuPy compiles a kernel (adding -ftz=true, and its own and NVIDIA's include folders), keeps what it
 compiled in a folder of the user ($CUPY_CACHE_DIR), and loads it on each device. A kernel text reaches it with all of our
 headers in their places, so that its cache notices a change in any of them. Arguments are packed here, eight bytes each: a
 call launches a dozen kernels of twenty arguments, and all that it does for each of them counts.
@@ -18,21 +18,12 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, lru_cache, partial
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cuda.memory import (
-    Block,
-    CupyBlock,
-    Memory,
-    Piece,
-    TorchBlock,
-    pieces,
-    resident,
-    upload,
-)
+from fsachain.backends.cuda.memory import Block, CupyBlock, Memory, TorchBlock, pieces, resident, upload
 from fsachain.errors import BackendUnavailable
 from fsachain.kernels import read_unit
 
@@ -99,66 +90,6 @@ class DeviceArray(NamedTuple):
         return prod(self.shape) * ITEM_BYTES.get(self.dtype, 8)
 
 
-class Device(Protocol):
-    """A device and the stream that the current call works on.
-
-    One object serves one call of the library, on the thread that made it. Work is asynchronous and in the order of the
-    calls; no method waits for the device.
-    """
-
-    @property
-    def index(self) -> int:
-        """Its number: what is kept for a device is kept for that."""
-
-    @property
-    def limits(self) -> Limits: ...
-
-    @property
-    def stream(self) -> Hashable | None:
-        """What tells the stream from others of this device; None in a capture, for which nothing may be kept."""
-
-    def empty(self, num_bytes: int) -> Memory:
-        """`num_bytes` >= 0 bytes that hold anything."""
-
-    def pieces(self, sizes: Sequence[int]) -> Sequence[Memory]:
-        """As `empty` for each of the sizes, by one request of the pool; the memory is given back when all are dropped."""
-
-    def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Memory]:
-        """Copies of host arrays for this call, by one transfer into one block; the arrays may change afterwards.
-
-        In a CUDA graph the transfer is part of what is replayed, so that what kernels have changed is as it was.
-        """
-
-    def resident(
-        self, owner: Any, key: Hashable, make: Callable[[], Sequence[npt.NDArray[Any]]]
-    ) -> list[Memory]:
-        """Copies of the arrays that `make` gives, uploaded once for this device and kept as long as `owner` lives.
-
-        `key` tells several uploads of one owner, which must allow weak references, apart. `make` may be called twice where
-        two threads meet.
-        """
-
-    def at_once(self, kernel: KernelSpec, block: int, shared_bytes: int) -> int:
-        """How many of a kernel's clusters (blocks, where it has none) run at the same time; at least 1.
-
-        Fewer than multiprocessors may suggest: those of a cluster must be neighbours on the chip.
-        """
-
-    def launch(
-        self,
-        kernel: KernelSpec,
-        grid: int | tuple[int, int],
-        block: int,
-        shared_bytes: int,
-        arguments: Sequence[Argument],
-    ) -> None:
-        """Start a kernel, compiled on first use.
-
-        grid: blocks along x, or along x and y. block: threads of a block. shared_bytes: its dynamic shared memory.
-        arguments: in the kernel's order; addresses and integers of any size as int, doubles as float, floats as np.float32.
-        """
-
-
 def macros(**values: DeviceArray | str | int) -> Macros:
     """The macros that stand before a kernel's text; an array or the name of its dtype gives the C type of its elements."""
     return _macros(*((name, getattr(value, "dtype", value)) for name, value in values.items()))
@@ -221,8 +152,15 @@ def _packing(arguments: Sequence[Argument]) -> Callable[..., None]:
     return struct.Struct("<" + "".join(letters)).pack_into
 
 
-class CupyDevice:
-    """A GPU and a stream of it; made by `device_of_tensor` and `device_of_array`."""
+class Device:
+    """A GPU and the stream that the current call works on; made by `device_of_tensor` and `device_of_array`.
+
+    One object serves one call of the library, on the thread that made it. Work is asynchronous and in the order of the
+    calls; no method waits for the device.
+
+    Attributes:
+        index: its number: what is kept for a device is kept for that.
+    """
 
     def __init__(self, index: int, stream: Any, make_block: Callable[[int], Block]) -> None:
         from cupy import cuda
@@ -240,30 +178,46 @@ class CupyDevice:
 
     @property
     def stream(self) -> Hashable | None:
+        """What tells the stream from others of this device; None in a capture, for which nothing may be kept."""
         return None if self._is_capturing else self._stream.ptr
 
     @cached_property
     def _is_capturing(self) -> bool:
         return bool(self._stream.is_capturing())
 
-    def empty(self, num_bytes: int) -> Piece:
-        return Piece(self._make_block(num_bytes), 0, num_bytes)
+    def empty(self, num_bytes: int) -> Memory:
+        """`num_bytes` >= 0 bytes that hold anything."""
+        return Memory(self._make_block(num_bytes), 0, num_bytes)
 
     def pieces(self, sizes: Sequence[int]) -> list[Memory]:
+        """As `empty` for each of the sizes, by one request of the pool; the memory is given back when all are dropped."""
         return pieces(self._make_block, sizes)[1]
 
     def upload(self, arrays: Sequence[npt.NDArray[Any]]) -> list[Memory]:
+        """Copies of host arrays for this call, by one transfer into one block; the arrays may change afterwards.
+
+        In a CUDA graph the transfer is part of what is replayed, so that what kernels have changed is as it was.
+        """
         with self._here:
             return upload(arrays, self._make_block, self._stream, self._is_capturing)[1]
 
     def resident(
         self, owner: Any, key: Hashable, make: Callable[[], Sequence[npt.NDArray[Any]]]
     ) -> list[Memory]:
+        """Copies of the arrays that `make` gives, uploaded once for this device and kept as long as `owner` lives.
+
+        `key` tells several uploads of one owner, which must allow weak references, apart. `make` may be called twice where
+        two threads meet.
+        """
         with self._here:
             stream = self._stream
             return resident(owner, (self.index, key), make, self._make_block, stream, self._is_capturing)
 
     def at_once(self, kernel: KernelSpec, block: int, shared_bytes: int) -> int:
+        """How many of a kernel's clusters (blocks, where it has none) run at the same time; at least 1.
+
+        Fewer than multiprocessors may suggest: those of a cluster must be neighbours on the chip.
+        """
         with self._here:
             return max(1, _at_once(kernel, self.index, block, shared_bytes))
 
@@ -275,6 +229,11 @@ class CupyDevice:
         shared_bytes: int,
         arguments: Sequence[Argument],
     ) -> None:
+        """Start a kernel, compiled on first use.
+
+        grid: blocks along x, or along x and y. block: threads of a block. shared_bytes: its dynamic shared memory.
+        arguments: in the kernel's order; addresses and integers of any size as int, doubles as float, floats as np.float32.
+        """
         x, y = grid if isinstance(grid, tuple) else (grid, 1)
         with self._here:
             function = _function(kernel, self.index)
@@ -294,26 +253,26 @@ class CupyDevice:
             self._driver.launchCooperativeKernel(function.pointer, *launch)
 
 
-def device_of_tensor(tensor: Any) -> CupyDevice:
+def device_of_tensor(tensor: Any) -> Device:
     """The device of a torch CUDA tensor with torch's current stream there."""
     import torch
 
     index = int(tensor.device.index)
     check_device(index)
     stream = _TorchStream(torch.cuda.current_stream(index).cuda_stream)
-    return CupyDevice(index, stream, partial(TorchBlock, index))
+    return Device(index, stream, partial(TorchBlock, index))
 
 
-def device_of_array(array: Any) -> CupyDevice:
+def device_of_array(array: Any) -> Device:
     """The device of a cupy array with cupy's current stream there."""
     import cupy
 
     index = int(array.device.id)
     check_device(index)
-    return CupyDevice(index, cupy.cuda.get_current_stream(index), partial(CupyBlock, index))
+    return Device(index, cupy.cuda.get_current_stream(index), partial(CupyBlock, index))
 
 
-def device_of_index(index: int | None) -> CupyDevice:
+def device_of_index(index: int | None) -> Device:
     """The device of this index, None: the one that is current, for torch if torch can use it, else for cupy."""
     check_any() if index is None else check_device(index)
     import cupy
@@ -322,7 +281,7 @@ def device_of_index(index: int | None) -> CupyDevice:
     number = cupy.cuda.Device().id if index is None else index
     if torch is not None and torch.cuda.is_available():
         return device_of_tensor(torch.empty(0, device=f"cuda:{number}"))
-    return CupyDevice(number, cupy.cuda.get_current_stream(number), partial(CupyBlock, number))
+    return Device(number, cupy.cuda.get_current_stream(number), partial(CupyBlock, number))
 
 
 def reason_unavailable(index: int | None = None) -> str | None:

@@ -24,18 +24,6 @@ RESERVE_BYTES = 1 << 20
 ALIGNMENT = 256  # bytes; what both pools give, and what every piece of an upload has
 
 
-class Memory(Protocol):
-    """Bytes on a device, given back when dropped; later work of the stream it was made on may then reuse them."""
-
-    @property
-    def pointer(self) -> int:
-        """Address of the first byte, a multiple of 256."""
-
-    @property
-    def num_bytes(self) -> int:
-        """How many were asked for."""
-
-
 class Stream(Protocol):
     """A CUDA stream; cupy takes any object with the first attribute in place of its own."""
 
@@ -107,8 +95,12 @@ class CupyBlock:
             self._home.wait_event(stream.record())
 
 
-class Piece:
-    """A part of a block; the block lives as long as one of its pieces."""
+class Memory:
+    """Bytes on a device, a part of a block, which is given back when all of its parts are dropped.
+
+    Later work of the stream it was made on may then reuse them. pointer: address of the first byte, a multiple of 256.
+    num_bytes: how many were asked for.
+    """
 
     def __init__(self, block: Block, offset: int, num_bytes: int) -> None:
         self._block, self._offset = block, offset
@@ -127,7 +119,7 @@ def pieces(make_block: Callable[[int], Block], sizes: Sequence[int]) -> tuple[Bl
         firsts.append(total)
         total += -(-size // ALIGNMENT) * ALIGNMENT
     block = make_block(total)
-    return block, [Piece(block, first, size) for first, size in zip(firsts, sizes, strict=True)]
+    return block, [Memory(block, first, size) for first, size in zip(firsts, sizes, strict=True)]
 
 
 class _Staging:
