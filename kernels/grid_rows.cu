@@ -118,13 +118,3 @@ extern "C" __global__ void __launch_bounds__(256)
     grid_release(const long long* sequences, long long num_sequences, long long num_cells, double* occupancy) {
   fsachain::add_cells(sequences, num_sequences, occupancy + 1, occupancy + num_cells);
 }
-
-// values [KINDS][num_cells] times factors [KINDS], equation (27); kinds whose factor is 1 are not touched.
-extern "C" __global__ void __launch_bounds__(256)
-    grid_scale(long long num_cells, const double* factors, double* values) {
-  const double factor = factors[blockIdx.y];
-  if (factor == 1.0) return;
-  for (long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; i < num_cells;
-       i += static_cast<long long>(gridDim.x) * blockDim.x)
-    values[blockIdx.y * num_cells + i] *= factor;
-}

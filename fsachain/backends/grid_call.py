@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -28,80 +28,54 @@ class Placed(NamedTuple):
     illegal: Any
 
 
-class Grid(Protocol):
-    """Equations (20)-(29) of `fsachain.grid`; `dispatch.grid` makes it.
-
-    Tensors are torch's and live together: logits [.., V] of any floating-point type; scores and occupancies [K, cells],
-    float64; stats [2 S, R]; log Z [N], float64; weights [N], or one of all.
-    """
-
-    def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
-        """Scores (24) of logits, -inf in padding, and stats."""
-
-    def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
-        """Scores (24) of rows that are log-probs already; stats of S = 0."""
-
-    def constrain(self, placed: Placed, scores: Any) -> None:
-        """Equation (26), in place."""
-
-    def release(self, placed: Placed, occupancy: Any) -> None:
-        """What (26) asks of occupancies, in place."""
-
-    def log_probs(self, batch: GridBatch, values: Any) -> Any:
-        """log Z (21) of contiguous scores, float32 or float64: -inf without a path, NaN for NaN and +inf."""
-
-    def forward_backward(self, batch: GridBatch, values: Any) -> Any:
-        """As `log_probs`; scores give way to occupancies (22), 0 in padding and where log Z is not finite."""
-
-    def best_paths(self, batch: GridBatch, values: Any) -> tuple[Any, list[Ints]]:
-        """The best paths (23), on the host: scores, float64 [N], and rows (k, t, u)."""
-
-    def gradient(
-        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
-    ) -> Any:
-        """Equation (25) of each row, kept within +-limit, times weights; shaped and typed as the logits."""
-
-    def overwrite(
-        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
-    ) -> None:
-        """As `gradient`, written over the logits, which must be contiguous."""
-
-
 class HostGrid:
-    """A backend of the host, see `Grid`; `recursion` and `rows` are modules such as `cpu.grid` and `cpu.grid_rows`."""
+    """Equations (20)-(29) of `fsachain.grid` on the host; `dispatch.grid` makes it.
+
+    `recursion` and `rows` are modules such as `cpu.grid` and `cpu.grid_rows`. Tensors are torch's and live together: logits
+    [.., V] of any floating-point type; scores and occupancies [K, cells], float64; stats [2 S, R]; log Z [N], float64;
+    weights [N], or one of all.
+    """
 
     def __init__(self, recursion: Any, rows: Any) -> None:
         self._recursion, self._rows, self._like = recursion, rows, kinds.to_torch()
 
     def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
+        """Scores (24) of logits, -inf in padding, and stats."""
         values = _nothing(placed.rows)
         stats = self._rows.softmax_scores(placed.rows, _host_rows(logits), values)
         return self._like(values), self._like(stats)
 
     def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
+        """Scores (24) of rows that are log-probs already; stats of S = 0."""
         values, flat = _nothing(placed.rows), _host_rows(log_probs)
         self._rows.plain_scores(placed.rows, flat, values)
         return self._like(values), self._like(np.empty((0, len(flat)), flat.dtype))
 
     def constrain(self, placed: Placed, scores: Any) -> None:
+        """Equation (26), in place."""
         constrain(placed.rows, scores.numpy())
 
     def release(self, placed: Placed, occupancy: Any) -> None:
+        """What (26) asks of occupancies, in place."""
         release(placed.rows, occupancy.numpy())
 
     def log_probs(self, batch: GridBatch, values: Any) -> Any:
+        """log Z (21) of contiguous scores, float32 or float64: -inf without a path, NaN for NaN and +inf."""
         return self._like(self._recursion.log_probs(batch, values.numpy().reshape(-1)))
 
     def forward_backward(self, batch: GridBatch, values: Any) -> Any:
+        """As `log_probs`; scores give way to occupancies (22), 0 in padding and where log Z is not finite."""
         return self._like(self._recursion.forward_backward(batch, values.numpy().reshape(-1)))
 
     def best_paths(self, batch: GridBatch, values: Any) -> tuple[Any, list[Ints]]:
+        """The best paths (23), on the host: scores, float64 [N], and rows (k, t, u)."""
         scores, paths = self._recursion.best_paths(batch, values.numpy().reshape(-1))
         return scores, paths
 
     def gradient(
         self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
     ) -> Any:
+        """Equation (25) of each row, kept within +-limit, times weights; shaped and typed as the logits."""
         flat = _host_rows(logits)
         # numpy asks for large pages, torch does not: with small ones their first use takes longer than the gradient.
         out = np.empty(tuple(logits.shape), flat.dtype)
@@ -112,6 +86,7 @@ class HostGrid:
     def overwrite(
         self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
     ) -> None:
+        """As `gradient`, written over the logits, which must be contiguous."""
         if logits.element_size() < 4:
             logits.copy_(self.gradient(placed, logits, stats, occupancy, weights, limit))
             return
@@ -142,7 +117,7 @@ def _host_rows(logits: Any) -> Any:
 
 
 class DeviceGrid:
-    """The CUDA backend, see `Grid`; all work is on the stream that is current when a method is called."""
+    """As `HostGrid`, on a device; all work is on the stream that is current when a method is called."""
 
     def __init__(self, like: Any) -> None:
         self._like = like
@@ -154,8 +129,7 @@ class DeviceGrid:
 
     def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
         flat, values = _rows(logits), self._nothing(placed.rows)
-        given = self._device, placed.rows, cuda_call.view(flat), cuda_call.view(values)
-        memory = cuda_grid.softmax_scores(*given, *_known(placed))
+        memory = self._of_logits(placed, flat).softmax_scores(cuda_call.view(values))
         if placed.illegal is not None:
             values.view(len(values), len(placed.illegal), -1).masked_fill_(placed.illegal.view(-1, 1), np.nan)
         wide = "float64" if logits.element_size() == 8 else "float32"
@@ -163,8 +137,7 @@ class DeviceGrid:
 
     def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
         flat, values = _rows(log_probs), self._nothing(placed.rows)
-        given = self._device, placed.rows, cuda_call.view(flat), cuda_call.view(values)
-        cuda_grid.plain_scores(*given, *_known(placed))
+        self._of_logits(placed, flat).plain_scores(cuda_call.view(values))
         wide = log_probs.double() if log_probs.element_size() == 8 else log_probs.new_empty(0).float()
         return values, wide.new_empty(0, len(flat))
 
@@ -205,13 +178,16 @@ class DeviceGrid:
         self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any
     ) -> None:
         factors = weights.double().expand(len(placed.rows.sequences))
-        g, factors, into = (cuda_call.view(array) for array in (occupancy, factors, out))
-        given = self._device, placed.rows, cuda_call.view(flat)
-        if len(stats):
-            made = cuda_call.view(stats)
-            cuda_grid.softmax_gradient(*given, made, g, factors, limit, into, *_known(placed))
-        else:
-            cuda_grid.plain_gradient(*given, g, factors, limit, into, *_known(placed))
+        made = cuda_call.view(stats) if len(stats) else None
+        work = self._of_logits(placed, flat, cuda_call.view(out))
+        work.gradient(made, cuda_call.view(occupancy), cuda_call.view(factors), limit)
+
+    def _of_logits(self, placed: Placed, flat: Any, out: DeviceArray | None = None) -> cuda_grid.LogitRows:
+        def known(array: Any) -> DeviceArray | None:
+            return None if array is None else cuda_call.view(array)
+
+        given = self._device, placed.rows, cuda_call.view(flat), out
+        return cuda_grid.LogitRows(*given, known(placed.targets), known(placed.first))
 
     def _nothing(self, rows: Rows) -> Any:
         values = self._like.new_empty(0).double().new_empty(len(rows.classes), num_cells(rows))
@@ -222,9 +198,4 @@ def _rows(logits: Any) -> Any:
     return logits.detach().contiguous().view(-1, logits.shape[-1])
 
 
-def _known(placed: Placed) -> tuple[DeviceArray | None, DeviceArray | None]:
-    targets, first = placed.targets, placed.first
-    return (
-        None if targets is None else cuda_call.view(targets),
-        None if first is None else cuda_call.view(first),
-    )
+Grid = HostGrid | DeviceGrid

@@ -7,9 +7,8 @@ import torch
 from device_arrays import WithFarMemory, assert_same_bits, far_memory, on_device, read, strided, upper_halves
 from random_rows import KINDS, empty_scores, is_real, make_logits, make_rows
 
-from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.cuda.device import DeviceArray
-from fsachain.backends.cuda.grid import RowPlan
+from fsachain.backends.cuda.grid import LogitRows, RowPlan
 from fsachain.backends.reference import grid as reference_grid
 from tools.cuda_on_host import HostDevice, skip_reason
 
@@ -45,8 +44,8 @@ def as_array(device, given):
 def run_scores(rows, logits, device, **options):
     """Scores [K, cells], and the statistics as the gradient takes them."""
     values = on_device(device, empty_scores(rows))
-    options = {"plan": SMALL, **options}
-    stats = cuda_grid.softmax_scores(device, rows, as_array(device, logits), values, **options)
+    work = LogitRows(device, rows, as_array(device, logits), **{"plan": SMALL, **options})
+    stats = work.softmax_scores(values)
     return read(values), stats
 
 
@@ -57,8 +56,8 @@ def run(rows, logits, g, limit=np.inf, weights=WEIGHTS, out=None, device=None, *
     scores, stats = run_scores(rows, there, device, **options)
     factors = on_device(device, weights[: len(rows.sequences)])
     into = there if out is None else out
-    given = there, stats, on_device(device, g), factors, limit, into
-    cuda_grid.softmax_gradient(device, rows, *given, **{"plan": SMALL, **options})
+    work = LogitRows(device, rows, there, into, **{"plan": SMALL, **options})
+    work.gradient(stats, on_device(device, g), factors, limit)
     return scores, read(into)
 
 
@@ -129,7 +128,7 @@ def test_half_gradients_are_the_nearest_numbers(dtype):
     bits = np.zeros((g.shape[1], 5), np.uint16 if dtype == "bfloat16" else dtype)
     there = on_device(device, bits)
     weights = on_device(device, -np.ones(1))
-    cuda_grid.plain_gradient(device, rows, there, on_device(device, g), weights, np.inf, there, plan=SMALL)
+    LogitRows(device, rows, there, plan=SMALL).gradient(None, on_device(device, g), weights, np.inf)
     expected = torch.from_numpy(g[0]).to(torch.float32).to(getattr(torch, dtype))
     found = torch.from_numpy(read(there)[:, 4].view(np.int16)).view(expected.dtype)
     assert torch.equal(found, expected) and torch.isinf(found).any() == (dtype == "float16")
@@ -164,6 +163,5 @@ def test_rows_lie_beyond_31_bits():
     scores, stats = run_scores(rows, array, device)
     np.testing.assert_array_equal(scores, expected[0])
     weights = on_device(device, WEIGHTS[:2])
-    given = array, stats, on_device(device, g), weights, np.inf, array
-    cuda_grid.softmax_gradient(device, rows, *given, plan=SMALL)
+    LogitRows(device, rows, array, plan=SMALL).gradient(stats, on_device(device, g), weights, np.inf)
     np.testing.assert_array_equal(np.concatenate([there[:4], there[far_row:]]), expected[1])

@@ -37,7 +37,6 @@ OURS = {
         "plain_gradient",
         "grid_constrain",
         "grid_release",
-        "grid_scale",
     },
 }
 KERNELS = [(text, name) for text, names in OURS.items() for name in sorted(names)]
@@ -82,14 +81,12 @@ def run_rows(device):
         logits = make_logits(rows, padding=0.0).astype(np.float32)
         of_rows.run(rows, logits, of_rows.occupancies(rows), device=device)
     g, values = of_rows.occupancies(rows), on_device(device, empty_scores(rows))
-    there, plan = on_device(device, logits), of_rows.SMALL
-    cuda_grid.plain_scores(device, rows, there, values, plan=plan)
-    weights = on_device(device, of_rows.WEIGHTS)
-    given = on_device(device, g), weights, np.inf, there
-    cuda_grid.plain_gradient(device, rows, there, *given, plan=plan)
+    there = on_device(device, logits)
+    work = cuda_grid.LogitRows(device, rows, there, plan=of_rows.SMALL)
+    work.plain_scores(values)
+    work.gradient(None, on_device(device, g), on_device(device, of_rows.WEIGHTS), np.inf)
     for change in (cuda_grid.constrain, cuda_grid.release):
         change(device, rows, values)
-    cuda_grid.scale_kinds(device, values, (1.0, 2.0))
 
 
 @pytest.fixture(scope="module")

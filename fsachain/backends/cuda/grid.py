@@ -179,102 +179,29 @@ class RowPlan(NamedTuple):
 DEFAULT_PLAN = RowPlan()
 
 
-def softmax_scores(
-    device: Device,
-    rows: Rows,
-    logits: DeviceArray,
-    values: DeviceArray,
-    targets: DeviceArray | None = None,
-    first: DeviceArray | None = None,
-    plan: RowPlan = DEFAULT_PLAN,
-) -> Memory:
-    """Scores (24) of logits [R, V] into values; returns what `softmax_gradient` needs.
+class LogitRows:
+    """Rows of logits [R, V] on a device, what the host says about them, and the launches of kernels for them.
 
-    That is [2 S, R] for S softmaxes, float64 for float64 logits, else float32; what belongs to padding is neither read
-    nor written.
-
-    logits are of any of the four types, with any strides; values float64 [K, cells], contiguous; entries that no row has
-    an arc for stay what they are. targets, int32 or int64 [N, U], and first, int64 [N, T], of the device take the place
-    of those of `rows`. A target that is no class makes log Z of its sequence NaN; the caller has seen to it that the
-    rows of a frame end at the targets' width or before.
+    logits: of any of the four types, with any strides. out: [R, V] of any of them, where a gradient goes, which may be the
+    logits: the same memory, type and strides; None: scores are asked for. targets, int32 or int64 [N, U], and first, int64
+    [N, T], of the device take the place of those of `rows`. A target that is no class makes log Z of its sequence NaN; the
+    caller has seen to it that the rows of a frame end at the targets' width or before.
     """
-    stats = device.empty(2 * num_softmaxes(rows) * (8 if logits.dtype == "float64" else 4) * logits.shape[0])
-    work = _LogitRows(device, rows, logits, logits, targets, first, plan)
-    work.launch("softmax_scores", rows.sequences[:, 4], [work.charges, values.pointer, stats.pointer])
-    return stats
-
-
-def plain_scores(
-    device: Device,
-    rows: Rows,
-    log_probs: DeviceArray,
-    values: DeviceArray,
-    targets: DeviceArray | None = None,
-    first: DeviceArray | None = None,
-    plan: RowPlan = DEFAULT_PLAN,
-) -> None:
-    """As `softmax_scores` for rows that are log-probs already."""
-    work = _LogitRows(device, rows, log_probs, log_probs, targets, first, plan)
-    work.launch("plain_scores", rows.sequences[:, 4], [work.charges, values.pointer])
-
-
-def softmax_gradient(
-    device: Device,
-    rows: Rows,
-    logits: DeviceArray,
-    stats: Memory | DeviceArray,
-    occupancy: DeviceArray,
-    weights: DeviceArray,
-    limit: float,
-    out: DeviceArray,
-    targets: DeviceArray | None = None,
-    first: DeviceArray | None = None,
-    plan: RowPlan = DEFAULT_PLAN,
-) -> None:
-    """Equation (25), and what (28) and (29) make of it, times weights into `out`.
-
-    Rows of padding, and those without occupancy, become 0 and are not read. stats: what `softmax_scores` has returned.
-    occupancy: g, float64 [K, cells], contiguous. weights: float64 [N]. limit: entries are kept within +-limit before
-    they are weighted. out: [R, V] of any of the four types, which may be the logits: the same memory, type and strides.
-    """
-    given = occupancy.pointer, *strided(weights), float(limit), *strided(out)
-    work = _LogitRows(device, rows, logits, out, targets, first, plan)
-    work.launch("softmax_gradient", rows.sequences[:, 2], [stats.pointer, *given])
-
-
-def plain_gradient(
-    device: Device,
-    rows: Rows,
-    log_probs: DeviceArray,
-    occupancy: DeviceArray,
-    weights: DeviceArray,
-    limit: float,
-    out: DeviceArray,
-    targets: DeviceArray | None = None,
-    first: DeviceArray | None = None,
-    plan: RowPlan = DEFAULT_PLAN,
-) -> None:
-    """The gradient of -log Z by log-probs [R, V], times weights [N]; see `softmax_gradient`."""
-    given = occupancy.pointer, *strided(weights), float(limit), *strided(out)
-    work = _LogitRows(device, rows, log_probs, out, targets, first, plan)
-    work.launch("plain_gradient", rows.sequences[:, 2], [*given])
-
-
-class _LogitRows:
-    """What the host says about the rows, on the device, and the launches of kernels for them."""
 
     def __init__(
         self,
         device: Device,
         rows: Rows,
         logits: DeviceArray,
-        out: DeviceArray,
-        targets: DeviceArray | None,
-        first: DeviceArray | None,
-        plan: RowPlan,
+        out: DeviceArray | None = None,
+        targets: DeviceArray | None = None,
+        first: DeviceArray | None = None,
+        plan: RowPlan = DEFAULT_PLAN,
     ) -> None:
         self._device, self._plan, self._rows = device, plan, rows
         num_rows, width = logits.shape
+        self._out = out = out or logits
+        self._stat_bytes = 2 * num_softmaxes(rows) * (8 if logits.dtype == "float64" else 4) * num_rows
         classes, alone = rows.heads.tolist()
         # Threads of a row, classes that each holds, and whether that is the whole row; float64 takes two registers.
         most = max(classes, width - classes)
@@ -306,7 +233,7 @@ class _LogitRows:
         def matrix(name: str, given: DeviceArray | None, host: npt.NDArray[np.generic]) -> list[int]:
             return [there.get(name, 0), host.shape[1], 1] if given is None else strided(given)
 
-        self.charges = there["charges"]
+        self._charges = there["charges"]
         self._before = [
             *(there["sequences"], len(rows.sequences)),
             *(*matrix("first", first, rows.first), *matrix("targets", targets, rows.targets)),
@@ -314,8 +241,36 @@ class _LogitRows:
         ]
         self._after = [*strided(logits), num_rows]
 
-    def launch(self, name: str, frames: npt.NDArray[np.int64], arguments: Sequence[Argument]) -> None:
-        """A kernel for the rows of so many frames [N]."""
+    def softmax_scores(self, values: DeviceArray) -> Memory:
+        """Scores (24) into values, float64 [K, cells], contiguous; entries that no row has an arc for stay what they are.
+
+        Returns what `gradient` needs: [2 S, R] for S softmaxes, float64 for float64 logits, else float32. What belongs to
+        padding is neither read nor written.
+        """
+        stats = self._device.empty(self._stat_bytes)
+        self._launch("softmax_scores", 4, [self._charges, values.pointer, stats.pointer])
+        return stats
+
+    def plain_scores(self, values: DeviceArray) -> None:
+        """As `softmax_scores` for rows that are log-probs already."""
+        self._launch("plain_scores", 4, [self._charges, values.pointer])
+
+    def gradient(
+        self, stats: Memory | DeviceArray | None, occupancy: DeviceArray, weights: DeviceArray, limit: float
+    ) -> None:
+        """Equation (25), and what (28) and (29) make of it, times weights into `out`.
+
+        Rows of padding, and those without occupancy, become 0 and are not read. stats: what `softmax_scores` has returned;
+        None for rows that are log-probs. occupancy: g, float64 [K, cells], contiguous. weights: float64 [N]. limit: entries
+        are kept within +-limit before they are weighted.
+        """
+        name, made = ("plain_gradient", []) if stats is None else ("softmax_gradient", [stats.pointer])
+        given = occupancy.pointer, *strided(weights), float(limit), *strided(self._out)
+        self._launch(name, 2, [*made, *given])
+
+    def _launch(self, name: str, field: int, arguments: Sequence[Argument]) -> None:
+        """A kernel for the rows of as many frames as this field of `Rows.sequences` says."""
+        frames = self._rows.sequences[:, field]
         counts = frames * self._rows.sequences[:, 3]
         groups = self._plan.threads // self._lanes
         most, total = int(counts.max(initial=0)), int(counts.sum())
@@ -348,17 +303,6 @@ def _over_cells(device: Device, rows: Rows, name: str, values: DeviceArray) -> N
     grid = min(-(-most // CELL_THREADS), CELL_BLOCKS), min(size, MAX_GRID_Y)
     arguments = [sequences.pointer, size, num_cells(rows), values.pointer]
     device.launch(KernelSpec("grid_rows.cu", name), grid, CELL_THREADS, 0, arguments)
-
-
-def scale_kinds(device: Device, values: DeviceArray, factors: Sequence[float]) -> None:
-    """values [K, cells] float64 times factors [K], in place: (27) multiplies those of labels by 1 + lambda."""
-    cells = values.num_bytes // 8 // len(factors)
-    if cells == 0 or all(factor == 1.0 for factor in factors):
-        return
-    (given,) = device.upload([np.asarray(factors, np.float64)])
-    grid = min(-(-cells // CELL_THREADS), CELL_BLOCKS), len(factors)
-    arguments = [cells, given.pointer, values.pointer]
-    device.launch(KernelSpec("grid_rows.cu", "grid_scale"), grid, CELL_THREADS, 0, arguments)
 
 
 PAIR_THREADS = 128
