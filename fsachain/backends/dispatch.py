@@ -114,7 +114,7 @@ class Call:
             return self.add_occupancy(batch, leaky, weights, out), out
         out = arrays.new_like(like, "empty")
         inputs = batch, self.scores, self.lengths, leaky, weights, out, self.memory_budget
-        return self.backend.recursion.write_occupancy(*inputs, lists), out
+        return self.backend.recursion.add_occupancy(*inputs, True, lists), out
 
     def add_penalties(self, weights: Any, factors: tuple[float, float, float], out: Any) -> Any:
         """See `reference.sums.add_penalties`; of the host only, where the backend shares the caller's memory."""
@@ -226,16 +226,14 @@ def forward_backward(
     def occupancy() -> Any:
         return call.occupancy(batch, leaky_hmm_coefficient, None, scores)[1]
 
-    def of_one(name: str, n: int) -> Any:
+    def of_one(name: str, n: int) -> Any:  # by a function of `fsachain.backends.ArcRecursion`
         k = range(batch.size)[n]
         alone, frames = TableBatch.pack([batch.table(k)]), None if lengths is None else [int(lengths[k])]
         one = bind(alone, scores[k : k + 1], frames, backend, on_host=True)
         compute = getattr(one.backend.arcs, name)
         return one.back(compute(batch.table(k), one.scores[0, : one.lengths[0]], leaky_hmm_coefficient))
 
-    return ForwardBackward(
-        log_prob, ok, occupancy, partial(of_one, "arc_occupancy"), partial(of_one, "state_occupancy")
-    )
+    return ForwardBackward(log_prob, ok, occupancy, of_one)
 
 
 def best_path(batch: Graphs, scores: Any, lengths: Any = None, *, backend: BackendName = "auto") -> BestPath:
@@ -430,8 +428,7 @@ class ForwardBackward:
     log_prob: Any
     ok: Any
     _occupancy: Callable[[], Any] = field(repr=False)
-    _arc_occupancy: Callable[[int], Any] = field(repr=False)
-    _state_occupancy: Callable[[int], Any] = field(repr=False)
+    _of_one: Callable[[str, int], Any] = field(repr=False)
 
     __repr__ = brief
 
@@ -445,7 +442,7 @@ class ForwardBackward:
 
     def arc_occupancy(self, n: int) -> Any:
         """float64 [T_n, A]: gamma of equation (6) for sequence n, arcs numbered as in its Fsa; 0 if it is not ok."""
-        return self._arc_occupancy(n)
+        return self._of_one("arc_occupancy", n)
 
     def state_occupancy(self, n: int) -> Any:
         """float64 [T_n + 1, S]: the share of sequence n's paths that are in each state at time t; 0 if it is not ok.
@@ -453,7 +450,7 @@ class ForwardBackward:
         Equation (14). Row t is the state before frame t, after a leak at t if there was one; the last row the one at the
         end. Rows sum to one.
         """
-        return self._state_occupancy(n)
+        return self._of_one("state_occupancy", n)
 
 
 @dataclass(frozen=True)

@@ -180,24 +180,27 @@ class GradientCall(NamedTuple):
     """On a device: what `finish_there` left for the backward pass, which knows the factor [1]; divisor [1], or empty."""
 
     gradient: Tensor
-    scores: Tensor
+    nnet_output: Tensor
     numbers: Tensor
     ok: Tensor
     frame_weights: Tensor
-    factor: Tensor
-    divisor: Tensor
     l2_regularize: float
     out_of_range_regularize: float
+    factor: Tensor
+    divisor: Tensor
+
+    def new(self) -> Tensor:
+        return torch.empty_like(self.gradient, dtype=self.nnet_output.dtype)
 
 
 def _finished_gradient(given: GradientCall) -> Tensor:
-    return _finished_in(given, torch.empty_like(given.gradient, dtype=given.scores.dtype))
+    return _finished_in(given, given.new())
 
 
 def _finished_in(given: GradientCall, out: Tensor) -> Tensor:
     factors = given.l2_regularize, given.out_of_range_regularize, OUT_OF_RANGE
-    device, each = cuda.find_device(given.scores), given.frame_weights
-    where = cuda.view(given.gradient), cuda.view(given.scores.detach())
+    device, each = cuda.find_device(given.nnet_output), given.frame_weights
+    where = cuda.view(given.gradient), cuda.view(given.nnet_output.detach())
     numbers = cuda.view(given.numbers), cuda.view(given.ok)
     divisor = cuda.view(given.divisor) if given.divisor.numel() else None
     by_frame = cuda.view(each.double().contiguous()) if each.numel() else None
@@ -207,43 +210,25 @@ def _finished_in(given: GradientCall, out: Tensor) -> Tensor:
     return out.detach()
 
 
-_finished_apart = Operator(
-    _finished_gradient, lambda given: torch.empty_like(given.gradient, dtype=given.scores.dtype)
-)
+_finished_apart = Operator(_finished_gradient, GradientCall.new)
 
 
 def finished_gradient(
-    factor: Tensor,
-    gradient: Tensor,
-    nnet_output: Tensor,
-    numbers: Tensor,
-    ok: Tensor,
-    sums: Tensor,
-    frame_weights: Tensor,
-    l2_regularize: float,
-    out_of_range_regularize: float,
-    with_numerator: bool,
-    is_last: bool,
+    factor: Tensor, sums: Tensor, with_numerator: bool, is_last: bool, **kept: Any
 ) -> dict[str, Tensor | None]:
-    """As `terms_gradient`; on a device penalties and frame weights are the same pass as the factor."""
+    """As `terms_gradient`; on a device penalties and frame weights are the same pass as the factor.
+
+    kept: the other fields of `GradientCall`, which the operator `needs`.
+    """
+    gradient, nnet_output = kept["gradient"], kept["nnet_output"]
     if arrays.home_of(gradient) != "cuda":
         return terms_gradient(factor, gradient, nnet_output, sums, with_numerator, is_last)
-    call = GradientCall(
-        gradient,
-        nnet_output,
-        numbers,
-        ok,
-        frame_weights,
-        factor.double().reshape(1),
-        sums[:0] if with_numerator else sums[-1:],
-        l2_regularize,
-        out_of_range_regularize,
-    )
+    divisor = sums[:0] if with_numerator else sums[-1:]
+    call = GradientCall(**kept, factor=factor.double().reshape(1), divisor=divisor)
     if not is_last:
         return {"nnet_output": _finished_apart(call)}
     same = gradient.dtype == nnet_output.dtype
-    out = gradient if same else torch.empty_like(gradient, dtype=nnet_output.dtype)
-    return {"nnet_output": _finished_in(call, out)}
+    return {"nnet_output": _finished_in(call, gradient if same else call.new())}
 
 
 def placed_numbers(given: SequenceCall, batch: TableBatch, call: dispatch.Call) -> Tensor:

@@ -15,6 +15,7 @@ from fsachain.errors import ShapeError
 from fsachain.loss.autograd import Operator, new_buffer
 from fsachain.loss.base import (
     EXCLUDED_OBJF,
+    GradientCall,
     LFMMIRecord,
     SequenceCall,
     SequenceLoss,
@@ -130,7 +131,7 @@ def _boost(
     return dispatch.bind(numerators, buffer, call.lengths, memory_budget=call.memory_budget), buffer, found
 
 
-lfmmi = Operator(_lfmmi, fake_terms, finished_gradient)
+lfmmi = Operator(_lfmmi, fake_terms, finished_gradient, needs=GradientCall._fields[:-2])
 
 
 class LFMMILoss(SequenceLoss[LFMMIRecord]):

@@ -108,6 +108,16 @@ def _classes(symbols: Tensor, termination: int, frames: int) -> Tensor:
     return index.unsqueeze(1).expand(-1, frames, -1)
 
 
+class PairCall(NamedTuple):
+    """Of am [N, T, C] and lm [N, L, C], both float32 or float64, and symbols [N, S]; boundary [N, 4] on the host."""
+
+    am: Tensor
+    lm: Tensor
+    symbols: Tensor
+    boundary: Tensor
+    termination: int
+
+
 class PairScores(NamedTuple):
     """rows [N, L + S + 1, T]: normalizers of am and the L rows of lm, then am of the symbols and of the termination symbol.
 
@@ -118,9 +128,8 @@ class PairScores(NamedTuple):
     sums: Tensor
 
 
-def _pair_scores(am: Tensor, lm: Tensor, symbols: Tensor, boundary: Tensor, termination: int) -> PairScores:
-    """Of am [N, T, C] and lm [N, L, C], both float32 or float64, and symbols [N, S]."""
-    am, lm = _real_frames(am, boundary), lm.contiguous()
+def _pair_scores(call: PairCall) -> PairScores:
+    am, lm = _real_frames(call.am, call.boundary), call.lm.contiguous()
     sums = exact_product(_parts(lm), _parts(am).transpose(1, 2)).contiguous()
     result = sums.log().add_(_largest(lm)).add_(_largest(am).transpose(1, 2))
     if arrays.home_of(am) == "cuda":
@@ -129,14 +138,14 @@ def _pair_scores(am: Tensor, lm: Tensor, symbols: Tensor, boundary: Tensor, term
     else:
         for n, s, t in _weak_pairs(sums, am.shape[2]):
             result[n, s, t] = torch.logsumexp(am[n, t] + lm[n, s], dim=1)
-    read = am.gather(2, _classes(symbols, termination, am.shape[1]))
+    read = am.gather(2, _classes(call.symbols, call.termination, am.shape[1]))
     return PairScores(torch.cat([result, read.transpose(1, 2)], dim=1), sums)
 
 
-def _fake_scores(am: Tensor, lm: Tensor, symbols: Tensor, boundary: Tensor, termination: int) -> PairScores:
-    count, frames = lm.shape[1], am.shape[1]
-    sizes = count + symbols.shape[1] + 1, count
-    return PairScores(*(am.new_empty(am.shape[0], rows, frames) for rows in sizes))
+def _fake_scores(call: PairCall) -> PairScores:
+    am, count = call.am, call.lm.shape[1]
+    sizes = count + call.symbols.shape[1] + 1, count
+    return PairScores(*(am.new_empty(am.shape[0], rows, am.shape[1]) for rows in sizes))
 
 
 class PairGradient(NamedTuple):
@@ -144,18 +153,23 @@ class PairGradient(NamedTuple):
     lm: Tensor
 
 
-def _pair_gradient(
-    am: Tensor,
-    lm: Tensor,
-    symbols: Tensor,
-    boundary: Tensor,
-    termination: int,
-    rows: Tensor,
-    sums: Tensor,
-    factors: Tensor,
-) -> PairGradient:
-    """The sums over all rows of factors [N, L + S + 1, T] times the derivatives by am and lm."""
-    am, lm, count = _real_frames(am, boundary), lm.contiguous(), lm.shape[1]
+class PairGradientCall(NamedTuple):
+    """What `pair_scores` has taken and returned, and factors [N, L + S + 1, T] of its rows."""
+
+    am: Tensor
+    lm: Tensor
+    symbols: Tensor
+    boundary: Tensor
+    termination: int
+    rows: Tensor
+    sums: Tensor
+    factors: Tensor
+
+
+def _pair_gradient(call: PairGradientCall) -> PairGradient:
+    """The sums over all rows of the factors times the derivatives by am and lm."""
+    am, lm, sums = _real_frames(call.am, call.boundary), call.lm.contiguous(), call.sums
+    factors, count = call.factors, lm.shape[1]
     pairs, read = factors[:, :count].contiguous(), factors[:, count:]
     am_parts, lm_parts = _parts(am), _parts(lm)
     shares = torch.where(sums > _LEAST[sums.dtype], pairs / sums, 0)
@@ -163,11 +177,11 @@ def _pair_gradient(
     by_lm = exact_product(shares, am_parts).mul_(lm_parts)
     if arrays.home_of(am) == "cuda":
         view, least = cuda.view, _LEAST[sums.dtype]
-        given = view(am), view(lm), view(sums), least, view(rows[:, :count].contiguous()), view(pairs)
+        given = view(am), view(lm), view(sums), least, view(call.rows[:, :count].contiguous()), view(pairs)
         cuda_grid.add_pair_gradient(cuda.find_device(am), *given, view(by_am), view(by_lm))
     else:
         _add_weak_pairs(am, lm, sums, pairs, by_am, by_lm)
-    by_am.scatter_add_(2, _classes(symbols, termination, am.shape[1]), read.transpose(1, 2))
+    by_am.scatter_add_(2, _classes(call.symbols, call.termination, am.shape[1]), read.transpose(1, 2))
     unused = (factors == 0).flatten(1).all(dim=1)  # a sequence that is left out may hold NaN
     if arrays.home_of(am) == "cuda" or unused.any():
         by_am, by_lm = (x.masked_fill_(unused.view(-1, 1, 1), 0) for x in (by_am, by_lm))
@@ -186,28 +200,20 @@ def _add_weak_pairs(
         by_lm.index_put_((n, s), single, accumulate=True)
 
 
-def _fake_gradient(am: Tensor, lm: Tensor, *_: Any) -> PairGradient:
-    return PairGradient(*(torch.empty_like(like, memory_format=torch.contiguous_format) for like in (am, lm)))
+def _fake_gradient(call: PairGradientCall) -> PairGradient:
+    like = call.am, call.lm
+    return PairGradient(*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in like))
 
 
 pair_gradient = Operator(_pair_gradient, _fake_gradient)
 
 
-def _scores_gradient(
-    factor: Tensor,
-    am: Tensor,
-    lm: Tensor,
-    symbols: Tensor,
-    boundary: Tensor,
-    termination: int,
-    rows: Tensor,
-    sums: Tensor,
-) -> dict[str, Tensor | None]:
-    found = pair_gradient(am, lm, symbols, boundary, termination, rows, sums, factor)
+def _scores_gradient(factor: Tensor, **kept: Any) -> dict[str, Tensor | None]:
+    found: PairGradient = pair_gradient(PairGradientCall(**kept, factors=factor))
     return {"am": found.am, "lm": found.lm}
 
 
-pair_scores = Operator(_pair_scores, _fake_scores, _scores_gradient)
+pair_scores = Operator(_pair_scores, _fake_scores, _scores_gradient, needs=PairGradientCall._fields[:-1])
 
 
 Pair = tuple[Tensor, Tensor]
@@ -216,14 +222,10 @@ Pair = tuple[Tensor, Tensor]
 class Simple(NamedTuple):
     """Checked arguments: lm [N, S + 1, C] and am [N, T, C], float32 or float64, and more beside these.
 
-    symbols [N, S]: -1 where one of a device is no class; boundary [N, 4] on the host; last [N, 2]: s_end and t_end.
+    symbols: -1 where one of a device is no class; last [N, 2]: s_end and t_end.
     """
 
-    lm: Tensor
-    am: Tensor
-    symbols: Tensor
-    termination: int
-    boundary: Tensor
+    pairs: PairCall
     last: Tensor
     rnnt_type: RnntType
     delay_penalty: float
@@ -279,23 +281,13 @@ def check_simple(
     own = integers_there(symbols, "symbols", am.device)
     given = check_symbols(own, spans, (size, labels), width).to(am.device, non_blocking=True)
     kind = torch.float64 if torch.float64 in (lm.dtype, am.dtype) else torch.float32
-    last = spans[:, 2:].to(am.device, non_blocking=True)
+    termination = class_index(termination_symbol, width, "termination_symbol")
     return Simple(
-        lm.to(kind),
-        am.to(kind),
-        given,
-        class_index(termination_symbol, width, "termination_symbol"),
-        spans,
-        last,
+        PairCall(am.to(kind), lm.to(kind), given, spans, termination),
+        spans[:, 2:].to(am.device, non_blocking=True),
         rnnt_type,
         check_finite("delay_penalty", delay_penalty),
     )
-
-
-def _without_padding(call: Simple) -> Tensor:
-    positions = torch.arange(call.lm.shape[1], device=call.lm.device)
-    real = (positions <= call.last[:, :1]).unsqueeze(2)
-    return torch.where(real, call.lm, 0)
 
 
 def _finish(call: Simple, px: Tensor, py: Tensor) -> Pair:
@@ -308,7 +300,7 @@ def _finish(call: Simple, px: Tensor, py: Tensor) -> Pair:
         middle = 0.5 * (call.last[:, 1].to(px.dtype) - 1.0)
         px = px + call.delay_penalty * (middle.view(-1, 1, 1) - times.to(px.dtype))
     px = torch.where(times < call.last[:, 1].view(-1, 1, 1), px, -torch.inf)
-    px = torch.where(call.symbols.unsqueeze(2) < 0, torch.nan, px)
+    px = torch.where(call.pairs.symbols.unsqueeze(2) < 0, torch.nan, px)
     if call.rnnt_type == "regular":
         px = torch.nn.functional.pad(px, (0, 1), value=-torch.inf)
     return px, py
@@ -325,20 +317,21 @@ def mixed_scores(call: Simple, lm_only_scale: float = 0.0, am_only_scale: float 
             f"lm_only_scale and am_only_scale are {lm_only_scale} and {am_only_scale}; "
             "expected numbers >= 0 whose sum is at most 1"
         )
-    lm = _without_padding(call)
-    symbols = call.symbols.clamp(min=0)
-    px_lm, py_lm = lm[:, :-1].gather(2, symbols.unsqueeze(2)), lm[:, :, call.termination].unsqueeze(2)
-    positions, labels = lm.shape[1], symbols.shape[1]
-    given = call.symbols, call.boundary, call.termination
+    termination, symbols = call.pairs.termination, call.pairs.symbols.clamp(min=0)
+    positions, labels = call.pairs.lm.shape[1], symbols.shape[1]
+    real = (torch.arange(positions, device=call.last.device) <= call.last[:, :1]).unsqueeze(2)
+    lm = torch.where(real, call.pairs.lm, 0)
+    px_lm, py_lm = lm[:, :-1].gather(2, symbols.unsqueeze(2)), lm[:, :, termination].unsqueeze(2)
     if scales[0] == 1.0:
-        rows = pair_scores(call.am, lm, *given).rows
+        rows = pair_scores(call.pairs._replace(lm=lm)).rows
         joint, px_am, py_am = rows.split([positions, labels, 1], dim=1)
         return _finish(call, px_lm + px_am - joint[:, :-1], py_lm + py_am - joint)
-    usable = ~torch.isnan(call.lm.softmax(dim=2)).any(dim=2, keepdim=True)
-    everywhere = torch.where(usable, call.lm, 0).softmax(dim=2)
+    usable = ~torch.isnan(call.pairs.lm.softmax(dim=2)).any(dim=2, keepdim=True)
+    everywhere = torch.where(usable, call.pairs.lm, 0).softmax(dim=2)
     unigram = torch.where(usable, everywhere, 0).sum((0, 1)) / usable.sum().clamp(min=1)
     log_unigram = (unigram + torch.finfo(unigram.dtype).tiny).log()
-    rows = pair_scores(call.am, torch.cat([lm, log_unigram.expand(len(lm), 1, -1)], dim=1), *given).rows
+    both = torch.cat([lm, log_unigram.expand(len(lm), 1, -1)], dim=1)
+    rows = pair_scores(call.pairs._replace(lm=both)).rows
     joint, am_alone, px_am, py_am = rows.split([positions, 1, labels, 1], dim=1)
     lm_alone = torch.logsumexp(lm, dim=2, keepdim=True)
     px_kinds = (
@@ -346,7 +339,7 @@ def mixed_scores(call: Simple, lm_only_scale: float = 0.0, am_only_scale: float 
         px_lm - lm_alone[:, :-1],
         px_am + log_unigram[symbols].unsqueeze(2) - am_alone,
     )
-    py_kinds = py_lm + py_am - joint, py_lm - lm_alone, py_am + log_unigram[call.termination] - am_alone
+    py_kinds = py_lm + py_am - joint, py_lm - lm_alone, py_am + log_unigram[termination] - am_alone
     # A kind without a share is left out: 0 times -inf is NaN.
     used = [kind for kind, scale in enumerate(scales) if scale > 0.0]
     px = sum((scales[kind] * px_kinds[kind] for kind in used), torch.zeros_like(px_kinds[0]))
@@ -386,7 +379,7 @@ def rnnt_loss_simple(
         ShapeError, ConfigError: an argument that cannot be used.
     """
     call = check_simple(lm, am, symbols, termination_symbol, boundary, rnnt_type, delay_penalty)
-    return _loss(mixed_scores(call), call.boundary, reduction, return_grad, backend)
+    return _loss(mixed_scores(call), call.pairs.boundary, reduction, return_grad, backend)
 
 
 def rnnt_loss_smoothed(
@@ -415,7 +408,7 @@ def rnnt_loss_smoothed(
     """
     call = check_simple(lm, am, symbols, termination_symbol, boundary, rnnt_type, delay_penalty)
     scores = mixed_scores(call, lm_only_scale, am_only_scale)
-    return _loss(scores, call.boundary, reduction, return_grad, backend)
+    return _loss(scores, call.pairs.boundary, reduction, return_grad, backend)
 
 
 def _loss(scores: Pair, boundary: Tensor, reduction: str, return_grad: bool, backend: BackendName) -> Any:

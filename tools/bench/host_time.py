@@ -56,7 +56,7 @@ def occupancies(cupy: Any, batch: TableBatch, leaky: float) -> Call:
     shape = batch.size, FRAMES, batch.tables[0].num_pdfs
     scores, out = cupy.empty(shape, np.float32), cupy.empty(shape, np.float32)
     weights, lengths = cupy.empty(batch.size, np.float64), np.full(batch.size, FRAMES)
-    return lambda: backend.OnDevice().write_occupancy(batch, scores, lengths, leaky, weights, out, None)
+    return lambda: backend.OnDevice().add_occupancy(batch, scores, lengths, leaky, weights, out, None, True)
 
 
 def numerators(rng: np.random.Generator, size: int = 128, states: int = 200, pdfs: int = 2000) -> TableBatch:

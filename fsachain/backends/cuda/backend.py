@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -246,14 +245,9 @@ def find_device(array: Any) -> Device:
     return cuda_device.device_of_array(array)
 
 
-@lru_cache(maxsize=64)
-def _dtype(dtype: Any) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return "uint8" if name == "bool" else name
-
-
 def view(array: Any) -> DeviceArray:
-    dtype = _dtype(array.dtype)
+    dtype = kinds.dtype_name(array)
+    dtype = "uint8" if dtype == "bool" else dtype
     if kinds.kind_of(array) == "torch":
         return DeviceArray(array.data_ptr(), dtype, tuple(array.shape), tuple(array.stride()), array)
     strides = tuple(stride // array.itemsize for stride in array.strides)
@@ -278,25 +272,13 @@ class OnDevice:
         weights: Any,
         out: Any,
         memory_budget: float | None,
-    ) -> LogProbs:
-        inputs = find_device(scores), batch, view(scores), lengths, leaky
-        return _results(add_occupancy(*inputs, view(weights), view(out), memory_budget), lengths)
-
-    def write_occupancy(
-        self,
-        batch: TableBatch,
-        scores: Any,
-        lengths: Lengths,
-        leaky: float,
-        weights: Any,
-        out: Any,
-        memory_budget: float | None,
+        is_new: bool = False,
         lists: Any = None,
     ) -> LogProbs:
-        """As `add_occupancy`, to an array that holds anything: all of it is written; or packed, if there are lists."""
+        """is_new, lists: see the function of this name."""
         factors, packed = (None if array is None else view(array) for array in (weights, lists))
         inputs = find_device(scores), batch, view(scores), lengths, leaky, factors, view(out)
-        return _results(add_occupancy(*inputs, memory_budget, True, packed), lengths)
+        return _results(add_occupancy(*inputs, memory_budget, is_new, packed), lengths)
 
     def best_paths(
         self, batch: TableBatch, scores: Any, lengths: Lengths, memory_budget: float | None

@@ -580,42 +580,39 @@ _FIRSTS = ("first_chunk", "first_segment", "first_arc", "first_entry", "first_pa
 def _split(together: Layout) -> list[Layout]:
     """The layouts of several tables that stand one after another."""
     sizes = together.sizes
-
-    def pieces(values: npt.NDArray[Any], counts: Any) -> list[npt.NDArray[Any]]:
-        # Copies, since a view would keep what belongs to all tables as long as one of them.
-        ends = np.cumsum(counts).tolist()
-        return [values[end - count : end].copy() for end, count in zip(ends, counts.tolist(), strict=True)]
-
     parts = zip(
         _split_direction(together.forward, sizes["shards"]),
         _split_direction(together.backward, sizes["shards"]),
-        pieces(together.pairs, sizes["pairs"]),
-        pieces(together.pdfs, sizes["columns"]),
-        pieces(together.column_ends, sizes["columns"]),
-        pieces(together.pairs_by_column, sizes["filled_pairs"]),
-        pieces(together.vectors, 2 * sizes["states"] + 2),
-        pieces(sizes, np.ones(len(sizes), int)),
+        _pieces(together.pairs, sizes["pairs"]),
+        _pieces(together.pdfs, sizes["columns"]),
+        _pieces(together.column_ends, sizes["columns"]),
+        _pieces(together.pairs_by_column, sizes["filled_pairs"]),
+        _pieces(together.vectors, 2 * sizes["states"] + 2),
+        _pieces(sizes, np.ones(len(sizes), int)),
         strict=True,
     )
     return [Layout(*part) for part in parts]
 
 
 def _split_direction(together: Direction, shards: Integers) -> list[Direction]:
-    ends = np.cumsum(shards)
-    begins = ends - shards
-    cuts = {}
+    begins, cuts = np.cumsum(shards) - shards, {}
     for name, first in _BEGINS.items():
         values = getattr(together, name)
-        at = [*together.shards[first][begins].tolist(), len(values)]
-        cuts[name] = [values[at[i] : at[i + 1]].copy() for i in range(len(shards))]
+        cuts[name] = _pieces(values, np.diff(together.shards[first][begins], append=len(values)))
     result = []
-    for n, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        fields = together.shards[begin:end].copy()
+    fields_of_each, partials = _pieces(together.shards, shards), _pieces(together.partials, shards)
+    for n, fields in enumerate(fields_of_each):
         for name in _FIRSTS:
             fields[name] -= fields[name][0]
         arrays = {name: pieces[n] for name, pieces in cuts.items()}
-        result.append(Direction(fields, **arrays, partials=together.partials[begin:end].copy()))
+        result.append(Direction(fields, **arrays, partials=partials[n]))
     return result
+
+
+def _pieces(values: npt.NDArray[Any], counts: Integers) -> list[npt.NDArray[Any]]:
+    """Copies, since a view would keep what belongs to all tables as long as one of them."""
+    ends = np.cumsum(counts).tolist()
+    return [values[end - count : end].copy() for end, count in zip(ends, counts.tolist(), strict=True)]
 
 
 def joined(layouts: Sequence[Layout]) -> list[npt.NDArray[Any]]:
@@ -671,11 +668,10 @@ def encode(kind: int, exponents: bool, layouts: Sequence[Layout]) -> list[list[B
         counts.append([len(d.arc_log) for d in directions])
     made.append(encoded_vectors(kind, layouts))
     counts.append([len(layout.vectors) for layout in layouts])
-    pieces = []
-    for array, numbers in zip(made, counts, strict=True):
-        flat = array.view(np.uint8)
-        ends = (np.cumsum(numbers) * array.itemsize).tolist()
-        pieces.append([flat[b:e].copy() for b, e in zip([0, *ends], ends, strict=False)])
+    pieces = [
+        _pieces(array.view(np.uint8), np.array(numbers) * array.itemsize)
+        for array, numbers in zip(made, counts, strict=True)
+    ]
     return [list(of_table) for of_table in zip(*pieces, strict=True)]
 
 

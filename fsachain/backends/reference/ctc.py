@@ -43,7 +43,8 @@ def log_probs(
             top = rows.max(axis=1)
             with np.errstate(invalid="ignore"):  # rows of -inf, or with +inf, give NaN
                 statistics[:, n, :frames] = top, np.exp(rows - top[:, None]).sum(axis=1)
-        inputs = _batch(problem, n), column_scores(problem, scores, n)[None], np.array([frames]), 0.0
+        batch = TableBatch.share(compile_table(column_graph(problem, n)), 1)
+        inputs = batch, column_scores(problem, scores, n)[None], np.array([frames]), 0.0
         log_z[n] = reference.log_probs(*inputs)[0][0] - log_sum(statistics, n, frames)
         if out.size:
             occupancy = np.zeros(inputs[1].shape)
@@ -51,7 +52,3 @@ def log_probs(
             weight = weights[n] if np.isfinite(log_z[n]) else 0.0
             write_gradient(problem, scores, statistics, n, occupancy[0], weight, scores._replace(flat=out))
     return log_z
-
-
-def _batch(problem: CtcProblem, n: int) -> TableBatch:
-    return TableBatch.share(compile_table(column_graph(problem, n)), 1)
