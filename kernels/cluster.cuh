@@ -11,9 +11,6 @@
 #ifndef CLUSTER
 #define CLUSTER 1
 #endif
-#ifndef ASYNC_STORES
-#define ASYNC_STORES 0  // 1: blocks of a cluster hand on values by `Exchange`; 0: by stores and the cluster's barrier
-#endif
 
 #if CLUSTER > 1 && !defined(__CUDACC__)
 #include <cooperative_groups.h>
@@ -25,27 +22,17 @@ typedef unsigned long long Arrivals;  // a barrier in shared memory, at the same
 
 #if CLUSTER == 1
 
-template <typename T>
-__device__ __forceinline__ T* in_block(T* own, int) {
-  return own;
-}
 __device__ __forceinline__ void sync_cluster() { __syncthreads(); }
 
 #elif defined(__CUDACC__)
 
-// The place in the shared memory of block `rank` that corresponds to `own` in the caller's.
-template <typename T>
-__device__ __forceinline__ T* in_block(T* own, int rank) {
-  unsigned long long address;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<unsigned long long>(own)), "r"(rank));
-  return reinterpret_cast<T*>(address);
-}
 // All threads of the cluster meet; what they wrote to shared memory before, of any block, is seen behind.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release;\n\tbarrier.cluster.wait.acquire;" ::: "memory");
 }
 
-// The same for the instructions below, which take addresses of shared memory.
+// Addresses of shared memory, as the instructions below take them: of `own`, and of the place in block `rank` that
+// corresponds to it.
 __device__ __forceinline__ unsigned shared_address(const void* own) {
   return static_cast<unsigned>(__cvta_generic_to_shared(own));
 }
@@ -121,32 +108,30 @@ __device__ __forceinline__ void store_async(T* own, int rank, const T& value, Ar
 
 // Values for all blocks of a cluster, again and again. Exchanges take two barriers in turn: a block may be in the next one
 // already while another still waits for the last bytes of this one, but in the one after it only when all have left this one.
-const int kArrivals = ASYNC_STORES && CLUSTER > 1 ? 2 : 0;
+const int kArrivals = CLUSTER > 1 ? 2 : 0;
 struct Exchange {
   Arrivals* arrivals;  // [kArrivals]
   int rank, count;     // of this block; exchanges so far
 
   // Before a barrier of the cluster.
   __device__ __forceinline__ Exchange(Arrivals* arrivals, int rank) : arrivals(arrivals), rank(rank), count(0) {
-#if ASYNC_STORES && CLUSTER > 1
+#if CLUSTER > 1
     if (threadIdx.x < kArrivals) start_arrivals(arrivals + threadIdx.x, CLUSTER);
 #endif
   }
   // Writes a value to the same place of every block.
   template <typename T>
   __device__ __forceinline__ void store(T* own, const T& value) const {
-    for (int to = 0; to < CLUSTER; ++to) {
-#if ASYNC_STORES && CLUSTER > 1
-      store_async(own, to, value, arrivals + count % kArrivals);
+#if CLUSTER > 1
+    for (int to = 0; to < CLUSTER; ++to) store_async(own, to, value, arrivals + count % kArrivals);
 #else
-      *in_block(own, to) = value;
+    *own = value;
 #endif
-    }
   }
   // All threads of the cluster, behind what they have stored, `bytes` in each block; those of a block meet.
   __device__ __forceinline__ void arrive(unsigned bytes) const {
     __syncthreads();
-#if ASYNC_STORES && CLUSTER > 1
+#if CLUSTER > 1
     if (threadIdx.x == rank)
       arrive_for(arrivals + count % kArrivals, bytes);
     else if (threadIdx.x < CLUSTER)
@@ -155,11 +140,9 @@ struct Exchange {
   }
   // Behind it each sees what all have stored, and may store anew what anybody has read before `arrive`.
   __device__ __forceinline__ void wait() {
-#if ASYNC_STORES && CLUSTER > 1
+#if CLUSTER > 1
     await_arrivals(arrivals + count % kArrivals, count / kArrivals % 2);
     ++count;
-#elif CLUSTER > 1
-    sync_cluster();
 #endif
   }
 };

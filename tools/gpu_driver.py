@@ -306,7 +306,7 @@ FAMILIES: dict[str, Family] = {
     "cluster with its metadata": _shared(
         partial(denominator, 40, 1500), 12_000, CLUSTER=4, FORWARD_METADATA=3
     ),
-    "cluster with twins": _shared(twins, 26_000, TILES=1, SUM_COLUMNS=1, ASYNC_STORES=1),
+    "cluster with twins": _shared(twins, 26_000, TILES=1, SUM_COLUMNS=1),
     "teams in memory": _shared(partial(denominator, 1600, 8400), 9500, ON_CHIP=0, CHUNK=1, cooperative=1),
     "numerators": Family(
         partial(recursion, numerators, (0.0,)),

@@ -3,7 +3,6 @@
 #include <cooperative_groups.h>
 
 #define CLUSTER 2
-#define ASYNC_STORES 1
 #include "../../kernels/cluster.cuh"
 
 extern __shared__ __align__(16) unsigned char shared_memory[];

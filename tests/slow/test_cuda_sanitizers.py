@@ -86,7 +86,7 @@ CASES = {
         twins,
         0.1,
         {"shared_bytes": 15_500, "multiprocessors": 1},
-        {name: {0, 1} for name in ("ON_CHIP", "TILES", "SUM_COLUMNS", "ASYNC_STORES")} | {"KIND": {0, 2}},
+        {name: {0, 1} for name in ("ON_CHIP", "TILES", "SUM_COLUMNS")} | {"KIND": {0, 2}},
     ),
     "a cluster with its metadata": Case(
         lambda: shared(40, 1500),

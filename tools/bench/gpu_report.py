@@ -49,14 +49,9 @@ MOST_SHARE = Target(10.0, "%")
 
 # What `--variant` changes: one thing of the plans, all else as it is, so that the rows of two runs tell what that is worth.
 VARIANTS = {
-    "metadata through the cache": ("METADATA_ON_CHIP", False),
-    "blocks meet at the cluster's barrier": ("ASYNC_STORES", False),
-    "occupancies summed by a kernel of their own": ("SUM_COLUMNS", False),
-    "each state by itself": ("TILES", False),
     "work of a thread read anew": ("HELD_CHUNKS", 0),
     "two more frames on their way": ("AHEAD", 2),
     "work of a thread of numerators in registers": ("OWN_HELD_CHUNKS", 1),
-    "arcs in their own order": ("SPREAD", False),
     "at most 2 sequences of a thread": ("MAX_LANES", 2),
 }
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import product
 from threading import Lock
 from typing import Any, NamedTuple
@@ -129,7 +129,6 @@ def kernels_of(
         ARCS_ON_CHIP=plan.arcs_on_chip,
         FORWARD_METADATA=plan.forward_metadata,
         BACKWARD_METADATA=plan.backward_metadata,
-        ASYNC_STORES=plan.async_stores,
         SUM_COLUMNS=plan.sum_columns,
         HELD_CHUNKS=plan.held_chunks,
         AHEAD=plan.ahead,
@@ -207,17 +206,13 @@ class Call:
 
     device: Device
     scores: DeviceArray
-    leaky: float
+    log_leak: float
     occupancies: Occupancies | None
     kinds: Memory
     lengths: Memory
     log_prob: Memory
     ok: Memory
     scratch: Scratch
-
-    @cached_property
-    def log_leak(self) -> float:
-        return math.log(self.leaky) if self.leaky > 0.0 else -math.inf
 
 
 class Prepared(NamedTuple):
@@ -430,10 +425,7 @@ def run_all(
             (tables, which, rows, _), lanes = prepared.part, prepared.lanes
             key = tables, lanes, VALUE_BYTES[kind]
             if key not in made:
-                if rows is None:
-                    groups = make_groups(tables, lanes, which, rows, lengths, growth)
-                else:
-                    groups = make_groups(tables, lanes, which, rows, lengths[which], growth[which])
+                groups = make_groups(tables, lanes, which, rows, lengths, growth)
                 frames = window_of(kind, groups, longest, budget)
                 made[key] = groups, frames, len(arrays)
                 arrays += [groups.in_windows(frames).fields, groups.lanes]
@@ -448,7 +440,8 @@ def run_all(
     ]
     scratch = device.pieces([max(sizes) for sizes in zip(*needed, strict=True)])
     addresses = Scratch(*[memory.pointer for memory in scratch])
-    call = Call(device, scores, leaky, occupancies, uploaded[0], uploaded[1], log_prob, ok, addresses)
+    log_leak = math.log(leaky) if leaky > 0.0 else -math.inf
+    call = Call(device, scores, log_leak, occupancies, uploaded[0], uploaded[1], log_prob, ok, addresses)
     counter = uploaded[-1].pointer
     for prepared, (groups, frames, first) in plans:
         there = uploaded[first].pointer, uploaded[first + 1].pointer

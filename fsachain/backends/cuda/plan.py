@@ -51,19 +51,10 @@ GROUP = fields_of(
 OF_GROUP = ("probs", "history", "state", "work")  # fields of a group that say where its values begin
 FIRST_OF_GROUP = list(GROUP.fields or ()).index("probs")
 
-# Where there is room: what is left of the first-level cache beside so much shared memory holds little.
-METADATA_ON_CHIP = True
-# Blocks of a cluster hand on values without its barrier, which waits for stores to global memory too.
-ASYNC_STORES = True
-# Where it halves what is kept of gammas: the backward pass sums them by column while they are on chip.
-SUM_COLUMNS = True
-# Sums of two states with the same arcs, side by side in a thread, which reads each alpha or beta once.
-TILES = True
 HELD_CHUNKS = 1  # of each kind, whose place and length a thread keeps in registers
 OWN_HELD_CHUNKS = 0  # the same of tables of one sequence each
 # Frames on their way beside the next one, where there is room: a frame of a small table may take less time than a copy.
 AHEAD = 0
-SPREAD = True  # see `Division`
 PARTIALS = ("forward_partials", "backward_partials")
 MAX_LANES = 4
 WARP = 32
@@ -80,7 +71,7 @@ class Plan(NamedTuple):
 
     on_chip: values in shared memory, else in global memory. cluster: blocks of a cluster, 1 in memory. threads: of a block.
     arcs_on_chip: arcs in shared memory too. max_lanes: sequences of a thread at most. chunk: segments of a chunk.
-    forward_metadata, backward_metadata: see storage.cuh. async_stores: see cluster.cuh.
+    forward_metadata, backward_metadata: see storage.cuh.
     sum_columns: see `layout.with_column_sums`. held_chunks, ahead, tiles: see storage.cuh.
     """
 
@@ -92,7 +83,6 @@ class Plan(NamedTuple):
     chunk: int
     forward_metadata: int = 0
     backward_metadata: int = 0
-    async_stores: bool = False
     sum_columns: bool = False
     held_chunks: int = 0
     ahead: int = 0
@@ -258,7 +248,7 @@ def plan_shared(table: TransitionTable, limits: Limits, kind: int, arc: int) -> 
     for cluster in clusters:
         if table.num_arcs * arc // cluster + alphas > limits.shared_bytes:
             continue
-        for tiles in (True, False) if TILES else (False,):
+        for tiles in (True, False):
             plan, layout = _on_chip(table, cluster, tiles)
             tables = _with_most_lanes(plan, layout, kind, arc, limits)
             if tables and (best is None or tables.plan.max_lanes > best.plan.max_lanes):
@@ -269,7 +259,7 @@ def plan_shared(table: TransitionTable, limits: Limits, kind: int, arc: int) -> 
             if not plan.tiles:
                 break
     if best is None and alphas <= limits.shared_bytes:
-        plan, layout = _on_chip(table, clusters[-1], TILES)
+        plan, layout = _on_chip(table, clusters[-1], True)
         best = _with_most_lanes(plan._replace(arcs_on_chip=False), layout, kind, arc, limits)
     if best is None:
         plan, division = in_memory([table], WARP)
@@ -278,15 +268,16 @@ def plan_shared(table: TransitionTable, limits: Limits, kind: int, arc: int) -> 
 
 
 def _on_chip(table: TransitionTable, cluster: int, tiles: bool) -> tuple[Plan, Layout]:
+    """tiles: sums of two states with the same arcs side by side in a thread, which reads each alpha or beta once."""
     arcs = table.num_arcs // cluster
     threads = next((size for size in (64, 128, 256) if arcs <= 8 * size), MOST_THREADS)
     longest = next((size for size in (16, 32) if arcs <= 3 * size * threads), 64)
     plan = Plan(True, cluster, threads, True, MAX_LANES, WARP, held_chunks=HELD_CHUNKS)
-    plan = plan._replace(async_stores=ASYNC_STORES and cluster > 1)
-    (layout,) = lay_out([table], Division((cluster,), WARP, longest, SPREAD, tiles))
+    (layout,) = lay_out([table], Division((cluster,), WARP, longest, True, tiles))
     tile_chunks = [direction.shards["tile_chunks"] for direction in (layout.forward, layout.backward)]
     plan = plan._replace(tiles=bool(np.any(tile_chunks)))
-    summed = with_column_sums(layout) if SUM_COLUMNS else layout
+    # Where it halves what is kept of gammas, the backward pass sums them by column while they are on chip.
+    summed = with_column_sums(layout)
     if 2 * len(summed.pairs_by_column) > len(layout.pairs_by_column):
         return plan, layout
     return plan._replace(sum_columns=True), summed
@@ -303,7 +294,8 @@ def _with_most_lanes(plan: Plan, layout: Layout, kind: int, arc: int, limits: Li
     best = next(filter(fits, found), None)
     if best is None:
         return None
-    if METADATA_ON_CHIP and plan.cluster > 1:
+    # What is left of the first-level cache beside so much shared memory holds little.
+    if plan.cluster > 1:
         best = next(filter(fits, [best._replace(forward_metadata=count) for count in range(3, -1, -1)]))
         best = next(filter(fits, [best._replace(backward_metadata=count) for count in range(4, -1, -1)]))
     ahead = best._replace(ahead=AHEAD)
@@ -379,11 +371,12 @@ def make_groups(
     lengths: Integers,
     growth: Integers,
 ) -> Groups:
-    """Groups of the sequences `numbers` whose frames are `lengths`.
+    """Groups of the sequences `numbers` of a batch whose frames are `lengths`.
 
-    `rows` are the numbers of their tables and `growth` that of each; None: there is one table and one growth.
+    `rows` are the numbers of their tables and `growth` that of each of the batch; None: there is one table and one growth.
     """
     width = tables.plan.sequences(lanes)
+    lengths = lengths[numbers]
     order = (-lengths).argsort(kind="stable")
     count = -(-len(order) // width)
     placed = np.full((2, count * width), -1, dtype=np.int32)
@@ -394,7 +387,7 @@ def make_groups(
         fields[:, -1] = growth
     else:
         fields, sizes = tables.groups_of(rows[order], width)
-        fields[:, -1] = growth[order]
+        fields[:, -1] = growth[numbers[order]]
     return Groups(fields, placed, sizes, count * width)
 
 
