@@ -120,7 +120,7 @@ def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, ex
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fsachain.cli.run.decode_data", interrupt)
+        patch.setattr("fsachain.cli.run.Recogniser.decode", interrupt)
         assert fsachain("run", exp, *inputs).status == EXIT_INTERRUPTED
     assert stages_of(fsachain("run", exp, *inputs).out) == ["decode", "align", "report"]
 

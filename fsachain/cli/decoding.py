@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -26,7 +26,6 @@ from fsachain.cli.options import (
     Read,
     command,
     fresh,
-    make_folder,
     option,
     phones_per_loop_option,
     search_options,
@@ -199,6 +198,222 @@ def _write_scored(out: Path, data: DataDir, hypotheses: Mapping[str, Sequence[st
     return report
 
 
+@dataclass(frozen=True)
+class Recogniser:
+    """A model and the graphs in which its network's outputs are searched.
+
+    With an executor features and searches are its work; the network runs here. Utterances that `resources` leaves out are
+    not scored.
+    """
+
+    model: AcousticModel
+    graphs: DecodingGraphs
+    resources: Resources
+
+    def tune(self, data: DataDir, out: Path, keep: bool = False) -> TuningResult:
+        """Choose LM weight and penalties on a development set; writes tuning.txt and tuning.json to `out`.
+
+        The values to try stand in the model's configuration, section `decoding`. The set is searched at the point chosen
+        until that is one where it was searched, or else the best of `MOST_SEARCHES` such points is taken: the error rate is
+        that of a search there. `keep`: the lattices stay, as `out`/dev.
+        """
+        fresh(out, *TUNED, *SCORED)
+        graphs, options = self.graphs, self.model.experiment.decoding
+        graphs.tell_unknown(data, "development set")
+        data, outputs = network_outputs(self.model, data, self.resources)
+        axes: dict[str, Sequence[float]] = {
+            "lm_weights": options.lm_weights,
+            "word_insertion_penalties": options.word_insertion_penalties,
+            "unknown_word_penalties": options.unknown_word_penalties if graphs.spelling else (0.0,),
+        }
+        # A low weight: a beam that keeps what is good under it keeps what is good under higher ones too, but not the other
+        # way.
+        tried = sorted(weight for weight in options.lm_weights if weight) or [0.0]
+        point = Weights(tried[len(tried) // 4], *map(median_low, [*axes.values()][1:]))
+        said = {name: words for name, words in data.transcripts.items() if name in outputs}
+        known: dict[Weights, TuningPoint] = {}
+        kept: dict[Weights, dict[str, WordLattice | None]] = {}
+        narrowed: dict[Weights, dict[str, float]] = {}  # beams
+        while point not in known and len(known) < MOST_SEARCHES:
+            graph = graphs.build(point)
+            with self.resources.searching("search of the development set") as how:
+                kept[point] = search_lattices(outputs, graph, graphs.words, options.search, **how)
+            narrowed[point] = how["narrowed"]
+            axes = {name: sorted({*axis, at}) for (name, axis), at in zip(axes.items(), point, strict=True)}
+            result = tune(kept[point], said, graphs.words, **axes, known=known)
+            known[point] = next(one for one in result.points if one.weights == point)
+            if not result.best.weights.lm_weight:  # lattices of weight 0 hide the grammar
+                break
+            point = result.best.weights
+        if point not in known:
+            result = replace(result, best=min(known.values(), key=lambda one: one.counts.errors))
+        point = result.best.weights
+        _write_tuning(out, result, narrowed=narrowed.get(point, {}))
+        if keep:
+            lattices = kept.get(point) or kept[[*kept][-1]]
+            found = {name: one.at(*point) for name, one in lattices.items() if one is not None}
+            write_kaldi_lattices(fresh(out / DEV) / "lattices.ark", found)
+            heard: dict[str, Sequence[str]] = dict.fromkeys(lattices, ())
+            for name, ids in zip(found, best_words([*found.values()], [point])[0], strict=True):
+                heard[name] = spelt_out(graphs.words[number - 1] for number in ids)
+            _write_scored(out / DEV, data, heard)
+        return result
+
+    def decode(self, data: DataDir, out: Path, weights: Weights, lattices: str | None = None) -> WerReport:
+        """Recognise and score a data set; writes hyp.txt, wer.txt and wer.json to `out`.
+
+        With `lattices`, one of `LATTICES`, also these, words.txt, words.ctm and weights.json, all of one search.
+        """
+        fresh(out, *SCORED, *KEPT, *(f"lattices.{ending}" for _, ending in LATTICES.values()))
+        graphs, options = self.graphs, self.model.experiment.decoding.search
+        graphs.tell_unknown(data, "transcripts")
+        data, outputs = network_outputs(self.model, data, self.resources)
+        graph = graphs.build(weights)
+        heard: dict[str, Sequence[str]]
+        if lattices is None:
+            with self.resources.searching("decoding") as how:
+                found = decode_outputs(outputs, graph, graphs.words, options, **how)
+            heard = {name: hypothesis.words for name, hypothesis in found.items()}
+        else:
+            with self.resources.searching("decoding") as how:
+                searched = search_lattices(outputs, graph, graphs.words, options, **how)
+            write, ending = LATTICES[lattices]
+            write(
+                out / f"lattices.{ending}", {name: one for name, one in searched.items() if one is not None}
+            )
+            names = enumerate(("<eps>", *graphs.words))
+            write_file(out / "words.txt", "".join(f"{word} {number}\n" for number, word in names))
+            write_file(out / WEIGHTS, json.dumps(weights._asdict()) + "\n")
+            heard = self._time_words(outputs, searched, out / "words.ctm")
+        report = _write_scored(out, data, heard)
+        if graphs.spelling is not None:
+            graphs.tell_found(data, report)
+        return report
+
+    def _time_words(
+        self, outputs: Outputs, lattices: Mapping[str, Lattice | None], out: Path
+    ) -> dict[str, Sequence[str]]:
+        """The words of the lattices, whose times are written to `out`."""
+        lang, timing, entries = self.graphs.lang, self.model.timing, []
+        heard: dict[str, Sequence[str]] = dict.fromkeys(lattices, ())
+        for name, lattice in track(list(lattices.items()), "times of words"):
+            if lattice is not None:
+                timed = timed_words(lattice, outputs[name], lang.lexicon, lang.tree, timing, name)
+                entries += [
+                    CtmEntry(name, one.start, one.duration, one.word, one.confidence) for one in timed
+                ]
+                heard[name] = tuple(one.word for one in timed)
+        write_ctm(out, entries)
+        return heard
+
+    def rescore(
+        self,
+        data: DataDir,
+        second: Path | None,
+        out: Path,
+        dev: DataDir,
+        weights: Weights,
+        kept: Path | None = None,
+        network: WordNetwork | None = None,
+    ) -> WerReport:
+        """Judge the best word sequences of the search with a second model; weights are chosen on `dev`.
+
+        That is the ARPA model `second`, or else the grammar of the search, and with `network` the mean of both.
+        `weights` are those of the search; `kept` is a folder of its lattices and weights, which `decode` and `tune` wrote:
+        without it both sets are searched. With `rescoring.speeds` the network runs at each of them. Prints the choice;
+        writes tuning.txt, tuning.json, hyp.txt, wer.txt and wer.json to `out`.
+        """
+        fresh(out, *TUNED, *SCORED)
+        graphs, lexicon = self.graphs, self.graphs.lang.lexicon
+        config, options = self.model.experiment.rescoring, self.model.experiment.decoding.search
+        if network is not None and graphs.spelling is not None:
+            raise ConfigError(
+                "rescoring.network_epochs: expected 0, and no --word-network, where decoding.open_vocabulary spells words: "
+                "a network of words knows none of these"
+            )
+        if config.speeds and graphs.spelling is not None:
+            raise ConfigError(
+                f"rescoring.speeds = {list(config.speeds)}: expected [] where decoding.open_vocabulary spells words: sums "
+                "are over pronunciations of the lexicon"
+            )
+        old = graphs.scores(graphs.grammar)
+        ngram, share = (
+            old if second is None else graphs.scores(grammar_from_arpa(second, lexicon)),
+            config.network_share,
+        )
+        new = ngram if network is None else NetworkScores(network, ngram, lexicon.words, share)
+        if kept is not None:
+            weights = _kept_weights(kept)
+
+        def rescorer(data: DataDir, folder: Path | None) -> tuple[DataDir, Rescorer]:
+            found: Mapping[str, Lattice | None]
+            if folder is not None:
+                found = _kept_lattices(folder)
+                data = data.select(lambda utterance: utterance.id in found)
+            else:
+                data, outputs = network_outputs(self.model, data, self.resources)
+                graph = graphs.build(weights)
+                with self.resources.searching("search") as how:
+                    found = search_lattices(outputs, graph, graphs.words, options, **how)
+            most, beam = config.num_hypotheses, options.lattice_beam
+            lists = {
+                name: best_word_sequences(one, graphs.words, most, beam) if one else []
+                for name, one in track(list(found.items()), "word sequences")
+            }
+            heard = self._path_sums(data, lists) if config.speeds else None
+            return data, Rescorer(lists, lexicon, old, weights, new, heard)
+
+        dev, judged = rescorer(dev, kept and kept / DEV)
+        said = dev.transcripts
+        tuned = judged.tune({name: said[name] for name in judged.names}, config)
+        _write_tuning(out, tuned)
+        click.echo(f"dev   {tuned.best}")
+        data, judged = rescorer(data, kept)
+        return _write_scored(out, data, judged.best(*tuned.best.weights[:2]))
+
+    def _path_sums(
+        self, data: DataDir, lists: Mapping[str, Sequence[WordSequence]]
+    ) -> dict[str, NDArray[np.float64]]:
+        """By utterance, the mean over `rescoring.speeds` of `sums_over_paths`; -inf where one has no features."""
+        experiment, lang = self.model.experiment, self.graphs.lang
+        speeds, scale = experiment.rescoring.speeds, experiment.decoding.search.acoustic_scale
+        sums = {name: np.zeros(len(sequences)) for name, sequences in lists.items()}
+        for speed in speeds:
+            _, outputs = network_outputs(self.model, data, self.resources, speed=speed)
+            for name in track(list(lists), f"word sequences at speed {speed:g}"):
+                if name not in outputs:
+                    sums[name] -= np.inf
+                elif sequences := [one.words for one in lists[name]]:
+                    scores = scale * outputs[name]
+                    sums[name] += sums_over_paths(sequences, scores, lang.lexicon, lang.tree) / len(speeds)
+        return sums
+
+
+def _kept_file(folder: Path, name: str) -> Path:
+    path = folder / name
+    if not path.is_file():
+        raise DataError(
+            f"{folder}: no {name}; expected the folder of `fsachain decode --lattices kaldi --dev`"
+        )
+    return path
+
+
+def _kept_weights(folder: Path) -> Weights:
+    path = _kept_file(folder, WEIGHTS)
+    try:
+        return Weights(**parse_json(path.read_bytes(), str(path))).check()
+    except TypeError as error:
+        raise DataError(f"{path}: not the weights of a search") from error
+
+
+def _kept_lattices(folder: Path) -> dict[str, Lattice | None]:
+    """Of the utterances that were scored; None: there is none."""
+    names = read_text(_kept_file(folder, "hyp.txt"))
+    found = read_table(_kept_file(folder, "lattices.ark"), read_lattice)
+    lattices = {name: lattice.expanded() for name, lattice in found}
+    return {name: lattices.get(name) for name in names}
+
+
 @command(model=TRAINED, data=DATA, out=OUT)
 @search_options
 def decode(
@@ -223,126 +438,13 @@ def decode(
     Example: fsachain decode model/model.safetensors test decoded --lang lang --arpa grammar.arpa --dev dev
     """
     graphs, weights = DecodingGraphs.of(lang, **search)
+    recogniser = Recogniser(model, graphs, resources)
     fresh(out, *TUNED, *SCORED)
     if dev is not None:
-        best = tune_data(model, graphs, dev, out, resources, keep=lattices is not None).best
+        best = recogniser.tune(dev, out, keep=lattices is not None).best
         weights = best.weights
         click.echo(f"dev {best}")
-    click.echo(f"{decode_data(model, graphs, data, out, weights, resources, lattices).total} -> {out}")
-
-
-def tune_data(
-    model: AcousticModel,
-    graphs: DecodingGraphs,
-    data: DataDir,
-    out: Path,
-    resources: Resources,
-    keep: bool = False,
-) -> TuningResult:
-    """Choose LM weight and penalties on a development set; writes tuning.txt and tuning.json to `out`.
-
-    The values to try stand in the model's configuration, section `decoding`. The set is searched at the point chosen until
-    that is one where it was searched, or else the best of `MOST_SEARCHES` such points is taken: the error rate is that of a
-    search there. With an executor features and searches are its work; the network runs here. `keep`: the lattices stay, as
-    `out`/dev.
-    """
-    fresh(out, *TUNED, *SCORED)
-    graphs.tell_unknown(data, "development set")
-    options = model.experiment.decoding
-    data, outputs = network_outputs(model, data, resources)
-    axes: dict[str, Sequence[float]] = {
-        "lm_weights": options.lm_weights,
-        "word_insertion_penalties": options.word_insertion_penalties,
-        "unknown_word_penalties": options.unknown_word_penalties if graphs.spelling else (0.0,),
-    }
-    # A low weight: a beam that keeps what is good under it keeps what is good under higher ones too, but not the other way.
-    tried = sorted(weight for weight in options.lm_weights if weight) or [0.0]
-    point = Weights(tried[len(tried) // 4], *map(median_low, [*axes.values()][1:]))
-    said = {name: words for name, words in data.transcripts.items() if name in outputs}
-    known: dict[Weights, TuningPoint] = {}
-    kept: dict[Weights, dict[str, WordLattice | None]] = {}
-    narrowed: dict[Weights, dict[str, float]] = {}  # beams
-    while point not in known and len(known) < MOST_SEARCHES:
-        graph = graphs.build(point)
-        with resources.searching("search of the development set") as how:
-            kept[point] = search_lattices(outputs, graph, graphs.words, options.search, **how)
-        narrowed[point] = how["narrowed"]
-        axes = {name: sorted({*axis, at}) for (name, axis), at in zip(axes.items(), point, strict=True)}
-        result = tune(kept[point], said, graphs.words, **axes, known=known)
-        known[point] = next(one for one in result.points if one.weights == point)
-        if not result.best.weights.lm_weight:  # lattices of weight 0 hide the grammar
-            break
-        point = result.best.weights
-    if point not in known:
-        result = replace(result, best=min(known.values(), key=lambda one: one.counts.errors))
-    _write_tuning(out, result, narrowed=narrowed.get(result.best.weights, {}))
-    if keep:
-        point = result.best.weights
-        lattices = kept.get(point) or kept[[*kept][-1]]
-        found = {name: one.at(*point) for name, one in lattices.items() if one is not None}
-        write_kaldi_lattices(make_folder(out / DEV) / "lattices.ark", found)
-        heard: dict[str, Sequence[str]] = dict.fromkeys(lattices, ())
-        for name, ids in zip(found, best_words([*found.values()], [point])[0], strict=True):
-            heard[name] = spelt_out(graphs.words[number - 1] for number in ids)
-        _write_scored(out / DEV, data, heard)
-    return result
-
-
-def decode_data(
-    model: AcousticModel,
-    graphs: DecodingGraphs,
-    data: DataDir,
-    out: Path,
-    weights: Weights,
-    resources: Resources,
-    lattices: str | None = None,
-) -> WerReport:
-    """Recognise and score a data set; writes hyp.txt, wer.txt and wer.json to `out`.
-
-    With `lattices`, one of `LATTICES`, also these, words.txt, words.ctm and weights.json, all of one search. Utterances that
-    `resources` leaves out are not scored. With an executor features and searches are its work; the network runs here.
-    """
-    fresh(out, *SCORED, *KEPT, *(f"lattices.{ending}" for _, ending in LATTICES.values()))
-    graphs.tell_unknown(data, "transcripts")
-    decoding = model.experiment.decoding
-    data, outputs = network_outputs(model, data, resources)
-    graph, options = graphs.build(weights), decoding.search
-    if lattices is None:
-        with resources.searching("decoding") as how:
-            found = decode_outputs(outputs, graph, graphs.words, options, **how)
-        heard: dict[str, Sequence[str]] = {name: hypothesis.words for name, hypothesis in found.items()}
-    else:
-        with resources.searching("decoding") as how:
-            searched = search_lattices(outputs, graph, graphs.words, options, **how)
-        write, ending = LATTICES[lattices]
-        write(out / f"lattices.{ending}", {name: one for name, one in searched.items() if one is not None})
-        names = enumerate(("<eps>", *graphs.words))
-        write_file(out / "words.txt", "".join(f"{word} {number}\n" for number, word in names))
-        write_file(out / WEIGHTS, json.dumps(weights._asdict()) + "\n")
-        heard = _time_words(model, graphs.lang, outputs, searched, out)
-    report = _write_scored(out, data, heard)
-    if graphs.spelling is not None:
-        graphs.tell_found(data, report)
-    return report
-
-
-def _time_words(
-    model: AcousticModel,
-    lang: Lang,
-    outputs: Outputs,
-    lattices: Mapping[str, Lattice | None],
-    out: Path,
-) -> dict[str, Sequence[str]]:
-    """The words of the lattices, with words.ctm."""
-    heard: dict[str, Sequence[str]] = dict.fromkeys(lattices, ())
-    entries = []
-    for name, lattice in track(list(lattices.items()), "times of words"):
-        if lattice is not None:
-            timed = timed_words(lattice, outputs[name], lang.lexicon, lang.tree, model.timing, name)
-            entries += [CtmEntry(name, one.start, one.duration, one.word, one.confidence) for one in timed]
-            heard[name] = tuple(one.word for one in timed)
-    write_ctm(out / "words.ctm", entries)
-    return heard
+    click.echo(f"{recogniser.decode(data, out, weights, lattices).total} -> {out}")
 
 
 @command(model=TRAINED, data=DATA, second={"metavar": "ARPA", "type": FILE}, out=OUT)
@@ -375,122 +477,9 @@ def rescore(
     Example: fsachain rescore model/model.safetensors test large.arpa rescored --lang lang --arpa grammar.arpa --dev dev
     """
     graphs, weights = DecodingGraphs.of(lang, **search)
-    searched = graphs, weights, resources, lattices
-    report = rescore_data(model, data, second, out, dev, *searched, word_network)
+    recogniser = Recogniser(model, graphs, resources)
+    report = recogniser.rescore(data, second, out, dev, weights, lattices, word_network)
     click.echo(f"{report.total} -> {out}")
-
-
-def rescore_data(
-    model: AcousticModel,
-    data: DataDir,
-    second: Path | None,
-    out: Path,
-    dev: DataDir,
-    graphs: DecodingGraphs,
-    weights: Weights,
-    resources: Resources,
-    kept: Path | None = None,
-    network: WordNetwork | None = None,
-) -> WerReport:
-    """Judge the best word sequences of the search with a second model; weights are chosen on `dev`.
-
-    That is the ARPA model `second`, or else the grammar of the search, and with `network` the mean of both.
-    `weights` are those of the search; `kept` is a folder of its lattices and weights, which `decode_data` and `tune_data`
-    wrote: without it both sets are searched. With `rescoring.speeds` the network runs at each of them. Utterances that
-    `resources` leaves out are not scored. Prints the choice; writes tuning.txt, tuning.json, hyp.txt, wer.txt and wer.json
-    to `out`.
-    """
-    fresh(out, *TUNED, *SCORED)
-    lexicon = graphs.lang.lexicon
-    config, decoding = model.experiment.rescoring, model.experiment.decoding
-    if network is not None and graphs.spelling is not None:
-        raise ConfigError(
-            "rescoring.network_epochs: expected 0, and no --word-network, where decoding.open_vocabulary spells words: a "
-            "network of words knows none of these"
-        )
-    if config.speeds and graphs.spelling is not None:
-        raise ConfigError(
-            f"rescoring.speeds = {list(config.speeds)}: expected [] where decoding.open_vocabulary spells words: sums are "
-            "over pronunciations of the lexicon"
-        )
-    old = graphs.scores(graphs.grammar)
-    ngram = old if second is None else graphs.scores(grammar_from_arpa(second, lexicon))
-    share = config.network_share
-    new = ngram if network is None else NetworkScores(network, ngram, lexicon.words, share)
-    options = decoding.search
-    if kept is not None:
-        weights = _kept_weights(kept)
-
-    def rescorer(data: DataDir, folder: Path | None) -> tuple[DataDir, Rescorer]:
-        found: Mapping[str, Lattice | None]
-        if folder is not None:
-            found = _kept_lattices(folder)
-            data = data.select(lambda utterance: utterance.id in found)
-        else:
-            data, outputs = network_outputs(model, data, resources)
-            graph = graphs.build(weights)
-            with resources.searching("search") as how:
-                found = search_lattices(outputs, graph, graphs.words, options, **how)
-        most, beam = config.num_hypotheses, options.lattice_beam
-        lists = {
-            name: best_word_sequences(one, graphs.words, most, beam) if one else []
-            for name, one in track(list(found.items()), "word sequences")
-        }
-        heard = _path_sums(model, graphs.lang, data, lists, resources) if config.speeds else None
-        return data, Rescorer(lists, lexicon, old, weights, new, heard)
-
-    dev, judged = rescorer(dev, kept and kept / DEV)
-    said = dev.transcripts
-    tuned = judged.tune({name: said[name] for name in judged.names}, config)
-    _write_tuning(out, tuned)
-    click.echo(f"dev   {tuned.best}")
-    data, judged = rescorer(data, kept)
-    return _write_scored(out, data, judged.best(*tuned.best.weights[:2]))
-
-
-def _path_sums(
-    model: AcousticModel,
-    lang: Lang,
-    data: DataDir,
-    lists: Mapping[str, Sequence[WordSequence]],
-    resources: Resources,
-) -> dict[str, NDArray[np.float64]]:
-    """By utterance, the mean over `rescoring.speeds` of `sums_over_paths`; -inf where one has no features."""
-    speeds, scale = model.experiment.rescoring.speeds, model.experiment.decoding.search.acoustic_scale
-    sums = {name: np.zeros(len(sequences)) for name, sequences in lists.items()}
-    for speed in speeds:
-        _, outputs = network_outputs(model, data, resources, speed=speed)
-        for name in track(list(lists), f"word sequences at speed {speed:g}"):
-            if name not in outputs:
-                sums[name] -= np.inf
-            elif sequences := [one.words for one in lists[name]]:
-                scores = scale * outputs[name]
-                sums[name] += sums_over_paths(sequences, scores, lang.lexicon, lang.tree) / len(speeds)
-    return sums
-
-
-def _kept_weights(folder: Path) -> Weights:
-    path = folder / WEIGHTS
-    if not path.is_file():
-        raise DataError(
-            f"{folder}: no {WEIGHTS}; expected the folder of `fsachain decode --lattices kaldi --dev`"
-        )
-    try:
-        return Weights(**parse_json(path.read_bytes(), str(path))).check()
-    except TypeError as error:
-        raise DataError(f"{path}: not the weights of a search") from error
-
-
-def _kept_lattices(folder: Path) -> dict[str, Lattice | None]:
-    """Of the utterances that were scored; None: there is none."""
-    for name in ("hyp.txt", "lattices.ark"):
-        if not (folder / name).is_file():
-            raise DataError(
-                f"{folder}: no {name}; expected what `fsachain decode --lattices kaldi --dev` writes"
-            )
-    found = read_table(folder / "lattices.ark", read_lattice)
-    lattices = {name: lattice.expanded() for name, lattice in found}
-    return {name: lattices.get(name) for name in read_text(folder / "hyp.txt")}
 
 
 @command(model=TRAINED, data=DATA, out=OUT)

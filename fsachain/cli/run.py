@@ -39,7 +39,7 @@ import click
 
 from fsachain.cli.alignment import align, compare_times, learn_boundaries
 from fsachain.cli.config import CONFIG, Experiment, config_option
-from fsachain.cli.decoding import WEIGHTS, DecodingGraphs, decode_data, rescore_data, tune_data
+from fsachain.cli.decoding import WEIGHTS, DecodingGraphs, Recogniser
 from fsachain.cli.graphs import den_graph as make_denominator
 from fsachain.cli.graphs import load_normalization, make_numerators
 from fsachain.cli.lang import Lang, load_lang, make_grammar
@@ -137,21 +137,20 @@ class Run:
         return model
 
     @property
-    def decoding_model(self) -> AcousticModel:
-        """The model with this run's options of decoding and rescoring, which may differ from those it was trained with."""
-        model = self.model(self.exp)
+    def recogniser(self) -> Recogniser:
+        """The model with this run's options of decoding and rescoring, which may differ from those it was trained with.
+
+        It searches with the ARPA model that is given, else an n-gram of the training text, or a loop of words.
+        """
+        model, arpa = self.model(self.exp), self.inputs.get("arpa")
         decoding, rescoring = self.config.decoding, self.config.rescoring
         if self.first is not None and decoding.first_pass_share:
             model = model.mean_with(self.model(self.first), decoding.first_pass_share)
-        return replace(model, experiment=replace(model.experiment, decoding=decoding, rescoring=rescoring))
-
-    @property
-    def decoding_graphs(self) -> DecodingGraphs:
-        """With the ARPA model that is given, else an n-gram of the training text, or a loop of words."""
-        arpa = self.inputs.get("arpa")
-        if arpa is None and self.config.decoding.ngram_order:
+        model = replace(model, experiment=replace(model.experiment, decoding=decoding, rescoring=rescoring))
+        if arpa is None and decoding.ngram_order:
             arpa = self.exp / "decode" / GRAMMAR
-        return DecodingGraphs(self.lang, arpa, open_vocabulary=self.config.decoding.open_vocabulary)
+        graphs = DecodingGraphs(self.lang, arpa, open_vocabulary=decoding.open_vocabulary)
+        return Recogniser(model, graphs, self.resources)
 
 
 def _lang(run: Run) -> None:
@@ -227,28 +226,25 @@ def _decode(run: Run) -> None:
     if order and "arpa" not in run.inputs:
         transcripts = (one.words for one in run.data("train"))
         make_grammar(transcripts, run.lang.spoken_words, out / GRAMMAR, order)
-    model, graphs = run.decoding_model, run.decoding_graphs
+    recogniser = run.recogniser
     form = "kaldi" if run.rescores else None  # lattices are kept for the stage rescore
-    best = tune_data(model, graphs, run.data("dev"), out, run.resources, keep=form is not None).best
+    best = recogniser.tune(run.data("dev"), out, keep=form is not None).best
     print(f"dev   {best}")
-    found = decode_data(model, graphs, run.data("test"), out, best.weights, run.resources, form)
-    print(f"test  {found.total}")
+    print(f"test  {recogniser.decode(run.data('test'), out, best.weights, form).total}")
 
 
 def _rescore(run: Run) -> None:
     tuned = _tuned(run)
     point = Weights(*(tuned[name] for name in Weights._fields))
     second, out, decoded = run.inputs.get("rescore"), run.exp / "rescore", run.exp / "decode"
-    test, dev, graphs = run.data("test"), run.data("dev"), run.decoding_graphs
+    test, dev = run.data("test"), run.data("dev")
     kept = decoded if (decoded / WEIGHTS).is_file() else None
     network, epochs = None, run.config.rescoring.network_epochs
     if epochs:
         transcripts = (one.words for one in run.data("train"))
         network = train_word_network(transcripts, run.lang.spoken_words, epochs, run.config.train.seed)
         save_word_network(network, out / WORD_NETWORK)
-    model = run.decoding_model
-    done = rescore_data(model, test, second, out, dev, graphs, point, run.resources, kept, network)
-    print(f"test  {done.total}")
+    print(f"test  {run.recogniser.rescore(test, second, out, dev, point, kept, network).total}")
 
 
 def _tuned(run: Run) -> dict[str, Any]:
