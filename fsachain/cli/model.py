@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -20,7 +19,7 @@ from torch import nn
 
 from fsachain.cli.config import Experiment, NetworkSpec
 from fsachain.cli.lang import LEXICON, TREE, Lang, load_lang
-from fsachain.cli.options import FOLDER, Command, Read, note, option
+from fsachain.cli.options import FOLDER, Read, note, option
 from fsachain.data.augment import shift_frames
 from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example, collate, estimate_cmvn, load_examples
@@ -230,25 +229,15 @@ def lang_of(model: AcousticModel) -> Lang:
     return load_lang(next((found for found in beside if found.is_dir()), beside[1]))
 
 
-def _model_lang_option(command: Command, parameter: str = "") -> Any:
-    @wraps(command)
-    def run(**arguments: Any) -> None:
-        check_lang(arguments["model"], arguments["lang"])
-        command(**arguments)
-
-    declare = option(
-        FOLDER,
-        "Folder made by `fsachain lang`, with other words than the model holds.  [default: the model's own]",
-        "--lang",
-        is_eager=True,
-        callback=lambda context, _, folder: load_lang(folder) if folder else lang_of(context.params["model"]),
-    )
-    return declare(run, parameter)
-
-
-_model_lang_option.default = None  # type: ignore[attr-defined]
 # The default of the parameter `lang` of a command that has a model; checked.
-model_lang_option: Any = _model_lang_option
+model_lang_option = option(
+    FOLDER,
+    "Folder made by `fsachain lang`, with other words than the model holds.  [default: the model's own]",
+    "--lang",
+    is_eager=True,
+    callback=lambda context, _, folder: load_lang(folder) if folder else lang_of(context.params["model"]),
+    prepare=lambda arguments, _: check_lang(arguments["model"], arguments["lang"]),
+)
 
 
 def _under(part: str, tensors: Tensors) -> dict[str, torch.Tensor]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, reduce, wraps
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache, wraps
 from inspect import signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -33,44 +35,51 @@ class Read(click.Path):
         return self.read(Path(str(super().convert(value, param, ctx))))
 
 
-Command = Callable[..., Any]
-Option = Callable[..., Any]  # a decorator of commands, or the default of the parameter that it fills
 Item = TypeVar("Item")
 Work = TypeVar("Work", bound=Callable[..., Any])
 
 
-def option(kind: Any, help: str, *names: str, **settings: Any) -> Any:
-    """An option, as the default of a command's parameter; the name is the parameter's if none is given.
+@dataclass(frozen=True)
+class Option:
+    """Options of a command, as the default of a parameter of its function.
 
-    Of kind bool it is a switch. As a decorator, with a name, it goes to the command's keyword arguments.
+    `declare` makes them, by the parameter's name; `default` is what the function gets where Python calls it. `prepare` may
+    change the arguments in place before the command works; what it leaves on the stack ends behind the work.
     """
+
+    declare: Callable[[str], list[click.Parameter]]
+    default: Any = None
+    prepare: Callable[[dict[str, Any], ExitStack], None] | None = None
+
+    def __call__(self, work: Work) -> Work:
+        """As a decorator of a command's function: the options go to its keyword arguments."""
+        work.__dict__.setdefault("options", []).insert(0, self)
+        return work
+
+
+def option(kind: Any, help: str, *names: str, prepare: Any = None, **settings: Any) -> Any:
+    """One option; the name is the parameter's if none is given. Of kind bool it is a switch."""
     settings |= {"is_flag": True} if kind is bool else {"type": kind}
 
-    def declare(function: Command, parameter: str = "") -> Any:
+    def declare(parameter: str) -> list[click.Parameter]:
         given = names or (f"--{parameter.replace('_', '-')}",)
-        return click.option(*given, *({parameter} - {"", *given}), help=help, **settings)(function)
+        return [click.Option([*given, *({parameter} - {"", *given})], help=help, **settings)]
 
-    declare.default = settings.get("default", False if kind is bool else None)  # type: ignore[attr-defined]
-    return declare
+    return Option(declare, settings.get("default", False if kind is bool else None), prepare)
 
 
 def together(*options: Option) -> Any:
     """Several options as one decorator, or the first of them as a default, in the order of `--help`."""
-
-    def declare(function: Command, parameter: str = "") -> Any:
-        rest = reduce(lambda found, option: option(found), reversed(options[1:]), function)
-        return options[0](rest, parameter)
-
-    declare.default = None  # type: ignore[attr-defined]
-    return declare
+    first, *others = options
+    return Option(lambda name: [*first.declare(name), *(made for one in others for made in one.declare(""))])
 
 
 def command(
     group: click.Group | None = None, name: str | None = None, /, **kinds: Any
 ) -> Callable[[Work], Work]:
-    """A command with these arguments, in order: the type of each, or what `click.argument` takes.
+    """A command with these arguments, in order: the type of each, or what `click.Argument` takes.
 
-    The names are those of the function; its parameters with an option as their default are options, others are for Python
+    The names are those of the function; its parameters with an `Option` as their default are options, others are for Python
     alone. What it returns is printed with "-> OUT" behind it. In its help "Out:" and "Example:" begin paragraphs; lines of
     the latter stay whole. The function itself stays one for Python, with the defaults of its options; `as_command` has the
     command.
@@ -78,37 +87,43 @@ def command(
 
     def decorate(work: Work) -> Work:
         defaults = {one.name: one.default for one in signature(work).parameters.values()}
-        options = {name: default for name, default in defaults.items() if hasattr(default, "default")}
+        options = {name: one for name, one in defaults.items() if isinstance(one, Option)}
+        declared = [*(("", one) for one in getattr(work, "options", ())), *options.items()]
+        arguments = {name: kind if isinstance(kind, dict) else {"type": kind} for name, kind in kinds.items()}
 
-        @wraps(work)
         def run(**given: Any) -> None:
-            try:
-                found = work(**given)
-            except FsachainError as error:
-                error.args = (_with_options_named(str(error)), *error.args[1:])
-                raise
-            if found is not None:
-                click.echo(f"{found} -> {given['out']}")
-
-        others = run.__dict__.pop("__click_params__", [])
-        function: Command = run
-        for parameter in reversed(options):
-            function = options[parameter](function, parameter)
-        function.__click_params__ = [*getattr(function, "__click_params__", []), *others]  # type: ignore[attr-defined]
-        for argument, kind in reversed(kinds.items()):
-            settings = kind if isinstance(kind, dict) else {"type": kind}
-            function = click.argument(argument, **settings)(function)
-        text = (function.__doc__ or "").replace("\n    Out:", "\n\n    Out:")
-        function.__doc__ = text.replace("\n    Example:", "\n\n    \b\n    Example:")
+            with ExitStack() as stack:
+                for one in options.values():
+                    if one.prepare is not None:
+                        one.prepare(given, stack)
+                try:
+                    found = work(**given)
+                except FsachainError as error:
+                    error.args = (_with_options_named(str(error)), *error.args[1:])
+                    raise
+                if found is not None:
+                    click.echo(f"{found} -> {given['out']}")
 
         @wraps(work)
         def call(*given: Any, **named: Any) -> Any:
             left = {name: one.default for name, one in options.items()}
             return work(**left | dict(zip(defaults, given, strict=False)) | named)
 
+        parameters: list[click.Parameter] = [click.Argument([name], **how) for name, how in arguments.items()]
+        parameters += [made for name, one in declared for made in one.declare(name)]
+        text = (work.__doc__ or "").replace("\n    Out:", "\n\n    Out:")
         first = " ".join(text.split("\n\n")[0].split())  # whole in the help of a group
-        declare = (click if group is None else group).command(name, short_help=first)
-        call.as_command = declare(function)  # type: ignore[attr-defined]
+        text = text.replace("\n    Example:", "\n\n    \b\n    Example:")
+        made = click.Command(
+            name or work.__name__.replace("_", "-"),
+            callback=run,
+            params=parameters,
+            help=text,
+            short_help=first,
+        )
+        if group is not None:
+            group.add_command(made)
+        call.as_command = made  # type: ignore[attr-defined]
         return cast(Work, call)
 
     return decorate
@@ -209,9 +224,5 @@ def fresh(path: Path, *names: str) -> Path:
     """The folder without the files of these names that an earlier run left there: what it holds belongs to one run."""
     for name in names:
         (path / name).unlink(missing_ok=True)
-    return make_folder(path)
-
-
-def make_folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     return path

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from fsachain.cli.options import RESOURCE_OPTIONS, Command, together, track
+from fsachain.cli.options import RESOURCE_OPTIONS, Option, together, track
 from fsachain.data.audio import Perturbation
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.dataset import Example, load_usable
@@ -195,30 +195,25 @@ def with_resources(*names: str, beside: bool = False, files: tuple[str, ...] = (
     else in the working directory.
     """
 
-    def declare(command: Command, parameter: str = "") -> Any:
-        @wraps(command)
-        def run(**arguments: Any) -> None:
-            given = {name: arguments.pop(name) for name in (*names, "allow_commands") if name in arguments}
-            with executor_at(given.pop("scheduler", None)) as executor:
-                resources = Resources(executor=executor, **given)
-                if resources.bad_data is None:
-                    command(resources=resources, **arguments)
-                    return
-                given_files = [arguments[name] for name in files if arguments[name]]
-                out: Path = [*given_files, Path(command.__name__)][0] if files else arguments["out"]
-                is_file = beside or files
-                faults = out.with_name(f"{out.stem}.{FAULTS_FILE}") if is_file else out / FAULTS_FILE
-                with resources.listing(faults):
-                    reads = {"dev": resources.read, "data": resources.read, "text": resources.transcripts}
-                    for name, read in reads.items():
-                        if arguments.get(name) is not None:
-                            arguments[name] = read(arguments[name])
-                    command(resources=resources, **arguments)
+    def prepare(arguments: dict[str, Any], stack: ExitStack) -> None:
+        given = {name: arguments.pop(name) for name in (*names, "allow_commands") if name in arguments}
+        executor = stack.enter_context(executor_at(given.pop("scheduler", None)))
+        resources = arguments["resources"] = Resources(executor=executor, **given)
+        if resources.bad_data is None:
+            return
+        given_files = [arguments[name] for name in files if arguments[name]]
+        command = Path(str(click.get_current_context().info_name))
+        out: Path = [*given_files, command][0] if files else arguments["out"]
+        is_file = beside or files
+        faults = out.with_name(f"{out.stem}.{FAULTS_FILE}") if is_file else out / FAULTS_FILE
+        stack.enter_context(resources.listing(faults))
+        reads = {"dev": resources.read, "data": resources.read, "text": resources.transcripts}
+        for name, read in reads.items():
+            if arguments.get(name) is not None:
+                arguments[name] = read(arguments[name])
 
-        return together(*(RESOURCE_OPTIONS[name] for name in names))(run)
-
-    declare.default = None  # type: ignore[attr-defined]
-    return declare
+    options = together(*(RESOURCE_OPTIONS[name] for name in names))
+    return Option(lambda _: options.declare(""), prepare=prepare)
 
 
 @contextmanager
