@@ -87,9 +87,14 @@ class NetworkSpec:
 
     @property
     def config(self) -> Any:
-        """None where the class takes its options as keyword arguments."""
-        kind = _config_class(self._class)
-        if kind is None:
+        """The dataclass with which the constructor's only argument is annotated; None where there are others."""
+        names = list(inspect.signature(self._class).parameters)
+        try:
+            hints = typing.get_type_hints(self._class.__init__)
+        except NameError:  # an annotation for type checkers alone
+            return None
+        kind = hints.get(names[0]) if len(names) == 1 else None
+        if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
             return None
         for name in DERIVED:
             if name not in kind.__dataclass_fields__:
@@ -124,33 +129,21 @@ class NetworkSpec:
 
     @cached_property
     def _class(self) -> type[nn.Module]:
-        return BUILT_IN.get(self.kind) or _import_class(self.kind)
-
-
-def _import_class(path: str) -> type[nn.Module]:
-    module, _, name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ConfigError(
-            f"network.kind: {path}: cannot import {module} ({error}); expected a module that is installed or on PYTHONPATH"
-        ) from error
-    except AttributeError as error:
-        raise ConfigError(f"network.kind: {path}: {module} has no {name!r}") from error
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise ConfigError(f"network.kind: {path}: is {found!r}; expected a class of torch.nn.Module")
-    return found
-
-
-def _config_class(constructor: type) -> Any:
-    """The dataclass with which the constructor's only argument is annotated, if that is so."""
-    names = list(inspect.signature(constructor).parameters)
-    try:
-        hints = typing.get_type_hints(constructor.__init__)  # type: ignore[misc]
-    except NameError:  # an annotation for type checkers alone
-        return None
-    hint = hints.get(names[0]) if len(names) == 1 else None
-    return hint if isinstance(hint, type) and dataclasses.is_dataclass(hint) else None
+        if self.kind in BUILT_IN:
+            return BUILT_IN[self.kind]
+        module, _, name = self.kind.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            raise ConfigError(
+                f"network.kind: {self.kind}: cannot import {module} ({error}); expected a module that is installed or on "
+                "PYTHONPATH"
+            ) from error
+        except AttributeError as error:
+            raise ConfigError(f"network.kind: {self.kind}: {module} has no {name!r}") from error
+        if not (isinstance(found, type) and issubclass(found, nn.Module)):
+            raise ConfigError(f"network.kind: {self.kind}: is {found!r}; expected a class of torch.nn.Module")
+        return found
 
 
 def _check_arguments(path: str, constructor: type, arguments: Mapping[str, Any]) -> None:
@@ -328,19 +321,15 @@ class ForgiveConfig:
     most_left_out: int = 3
 
     def __post_init__(self) -> None:
-        for progress in (0.0, 1.0, *(at for one in self._changing for _, at in one.points)):
+        for progress in (0.0, 1.0, *(at for one in self.changing for _, at in one.points)):
             self.forgiveness(progress)
 
     @property
-    def _changing(self) -> list[Schedule]:
+    def changing(self) -> list[Schedule]:
+        """The penalties that change while a training goes on."""
         return [
             one for one in (self.substitution, self.insertion, self.deletion) if isinstance(one, Schedule)
         ]
-
-    @property
-    def changes(self) -> bool:
-        """Whether a penalty changes while a training goes on."""
-        return bool(self._changing)
 
     def forgiveness(self, progress: float = 1.0) -> Forgiveness | None:
         """At some progress of the training, at its end if none is given; None where nothing is forgiven."""
@@ -564,10 +553,6 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
     return found
 
 
-def _keep_settings(context: click.Context, _: click.Parameter, settings: tuple[str, ...]) -> None:
-    context.meta[_SETTINGS] = settings
-
-
 _SETTINGS = f"{__name__}.settings"
 config_option = together(
     option(
@@ -585,7 +570,7 @@ config_option = together(
         metavar="SECTION.OPTION=VALUE",
         is_eager=True,  # read before --config
         expose_value=False,
-        callback=_keep_settings,
+        callback=lambda context, _, settings: context.meta.update({_SETTINGS: settings}),
     ),
 )
 
@@ -622,17 +607,14 @@ class Option(NamedTuple):
     def __str__(self) -> str:
         unit = f" ({self.unit})" if self.unit else ""
         text = f"- `{self.name}` = `{_yaml(self.default)}`{unit}: {self.meaning}"
-        return "\n".join(
-            textwrap.wrap(
-                text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-            )
+        return textwrap.fill(
+            text, _WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
 
 
 def options_of(section: Any, place: str) -> Iterator[Option]:
     """The options of a dataclass with its defaults; those of dataclasses within it follow theirs."""
-    described = _described(type(section))
-    values = to_dict(section)
+    described, values = _described(type(section)), to_dict(section)
     for one in dataclasses.fields(section):
         inner, name = getattr(section, one.name), f"{place}.{one.name}"
         if dataclasses.is_dataclass(inner) and isinstance(values[one.name], dict):
@@ -646,11 +628,9 @@ def _described(kind: type) -> dict[str, tuple[str, str]]:
     _, _, listed = (inspect.getdoc(kind) or "").partition("\nAttributes:\n")
     found = {}
     for entry in re.split(r"\n(?=    \S)", listed.rstrip()):
-        match = _ENTRY.match(" ".join(entry.split()))
-        if match is None:
-            continue
-        for name in match["names"].split(", "):
-            found[name] = (match["unit"] or "", re.sub(r"\bNone\b", "null", match["meaning"]))
+        if match := _ENTRY.match(" ".join(entry.split())):
+            for name in match["names"].split(", "):
+                found[name] = (match["unit"] or "", re.sub(r"\bNone\b", "null", match["meaning"]))
     return found
 
 
@@ -671,10 +651,8 @@ def section_text(name: str) -> str:
 def differences(experiment: Experiment) -> Iterator[str]:
     """A line for each option that differs from its default."""
     kind = experiment.network.get("kind", "tdnnf")
-    before = {**Experiment().to_dict(), "network": _network("tdnnf", {})}
+    before = {**Experiment().to_dict(), "network": _network(kind, {"kind": "tdnnf"})}
     after = {**experiment.to_dict(), "network": _network(kind, experiment.network)}
-    if kind != "tdnnf":
-        before["network"] = {**_network(kind, {}), "kind": "tdnnf"}
     known = dict(flat(before))
     for name, value in flat(after):
         if name not in known:
@@ -684,9 +662,8 @@ def differences(experiment: Experiment) -> Iterator[str]:
 
 
 def _network(kind: str, options: dict[str, Any]) -> dict[str, Any]:
-    plain = to_dict(NETWORKS[kind]) if kind in NETWORKS else {}
-    for name in DERIVED:
-        plain.pop(name, None)
+    known = to_dict(NETWORKS[kind]) if kind in NETWORKS else {}
+    plain = {name: value for name, value in known.items() if name not in DERIVED}
     return {"kind": kind, "init_from": None, **plain, **options}
 
 

@@ -284,27 +284,20 @@ class Recogniser:
             names = enumerate(("<eps>", *graphs.words))
             write_file(out / "words.txt", "".join(f"{word} {number}\n" for number, word in names))
             write_file(out / WEIGHTS, json.dumps(weights._asdict()) + "\n")
-            heard = self._time_words(outputs, searched, out / "words.ctm")
+            heard, entries, lang = dict.fromkeys(searched, ()), [], graphs.lang
+            for name, lattice in track(list(searched.items()), "times of words"):
+                if lattice is not None:
+                    timing = self.model.timing
+                    timed = timed_words(lattice, outputs[name], lang.lexicon, lang.tree, timing, name)
+                    entries += [
+                        CtmEntry(name, one.start, one.duration, one.word, one.confidence) for one in timed
+                    ]
+                    heard[name] = tuple(one.word for one in timed)
+            write_ctm(out / "words.ctm", entries)
         report = _write_scored(out, data, heard)
         if graphs.spelling is not None:
             graphs.tell_found(data, report)
         return report
-
-    def _time_words(
-        self, outputs: Outputs, lattices: Mapping[str, Lattice | None], out: Path
-    ) -> dict[str, Sequence[str]]:
-        """The words of the lattices, whose times are written to `out`."""
-        lang, timing, entries = self.graphs.lang, self.model.timing, []
-        heard: dict[str, Sequence[str]] = dict.fromkeys(lattices, ())
-        for name, lattice in track(list(lattices.items()), "times of words"):
-            if lattice is not None:
-                timed = timed_words(lattice, outputs[name], lang.lexicon, lang.tree, timing, name)
-                entries += [
-                    CtmEntry(name, one.start, one.duration, one.word, one.confidence) for one in timed
-                ]
-                heard[name] = tuple(one.word for one in timed)
-        write_ctm(out, entries)
-        return heard
 
     def rescore(
         self,
@@ -570,8 +563,14 @@ def mend(
     found = {name: sequences[0].words for name, sequences in best.items()}
     write_text(out / "text", found)
     if alternatives > 1:
-        lines = {name: _as_pattern(sequences) for name, sequences in best.items() if found[name]}
-        write_file(out / "patterns.txt", "".join(f"{name} {line}\n" for name, line in lines.items()))
+        lines = []
+        for name, sequences in best.items():
+            if found[name]:
+                some = [one for one in sequences if one.words]
+                probs = np.exp([one.log_prob - some[0].log_prob for one in some])
+                pairs = zip((probs / probs.sum()).tolist(), (one.words for one in some), strict=True)
+                lines.append(f"{name} {alternatives_as_text(list(pairs))}\n")
+        write_file(out / "patterns.txt", "".join(lines))
     report = score({name: written[name] for name in found}, found)
     write_file(out / "changes.txt", report.to_text())
     total = report.total
@@ -579,13 +578,6 @@ def mend(
         f"{counted(len(found), 'utterance')}: of {counted(total.num_words, 'word')} {total.substitutions} replaced, "
         f"{total.deletions} taken out, {total.insertions} added -> {out}"
     )
-
-
-def _as_pattern(sequences: Sequence[WordSequence]) -> str:
-    some = [one for one in sequences if one.words]
-    probs = np.exp([one.log_prob - some[0].log_prob for one in some])
-    words = [one.words for one in some]
-    return alternatives_as_text(list(zip((probs / probs.sum()).tolist(), words, strict=True)))
 
 
 @command(model=TRAINED, data=DATA, words=str, out=OUT)

@@ -99,7 +99,7 @@ def info(path: Path) -> None:
         except GraphError:  # no acceptor over pdfs
             text = algorithms.describe_transducer(graph)
     elif path.suffix == ".npz":
-        text = _describe_chunks(path) if holds_chunks(path) else _describe_numerators(path)
+        text = _describe_numerators(path)
     elif path.suffix == SAFETENSORS:
         text = _describe_model(path)
     else:
@@ -116,31 +116,39 @@ def _describe_shards(path: Path) -> str:
 
 
 def _describe_numerators(path: Path) -> str:
-    numerators = load_numerators(path)
-    words = sum(len(numerator.words) for numerator in numerators.values())
-    arcs = [numerator.fsa.num_arcs for numerator in numerators.values()]
-    sizes = f"{counted(words, 'word')}, {counted(sum(arcs), 'arc')}, at most {max(arcs, default=0)} in one"
-    return f"numerators: {counted(len(arcs), 'utterance')}, {sizes}"
-
-
-def _describe_chunks(path: Path) -> str:
+    if not holds_chunks(path):
+        numerators = load_numerators(path)
+        words = sum(len(numerator.words) for numerator in numerators.values())
+        arcs = [numerator.fsa.num_arcs for numerator in numerators.values()]
+        sizes = (
+            f"{counted(words, 'word')}, {counted(sum(arcs), 'arc')}, at most {max(arcs, default=0)} in one"
+        )
+        return f"numerators: {counted(len(arcs), 'utterance')}, {sizes}"
     utterances = load_chunks(path)
     copies = max((len(lists) for lists in utterances.values()), default=0)
     chunks = [chunk for lists in utterances.values() for chunk in chain.from_iterable(lists)]
     frames = [chunk.end - chunk.start for chunk in chunks]
-    arcs = sum(chunk.fsa.num_arcs for chunk in chunks)
+    num_arcs = sum(chunk.fsa.num_arcs for chunk in chunks)
     return (
         f"{counted(len(frames), 'chunk')} of {counted(len(utterances), 'utterance')}, speeds: {copies}\n"
-        f"at most {counted(max(frames, default=0), 'output frame')} in one, {sum(frames)} in all, {counted(arcs, 'arc')}"
+        f"at most {counted(max(frames, default=0), 'output frame')} in one, {sum(frames)} in all, "
+        f"{counted(num_arcs, 'arc')}"
     )
 
 
 def _describe_model(path: Path) -> str:
-    from fsachain.cli.model import AcousticModel, holds_word_network
+    from fsachain.cli.model import WORD_KIND, AcousticModel, load_word_network
     from fsachain.nn.network import num_parameters
+    from fsachain.nn.word_network import CONTEXT
+    from fsachain.train.checkpoint import load_tensors
 
-    if holds_word_network(path):
-        return _describe_word_network(path)
+    if load_tensors(path)[1].get("kind") == WORD_KIND:
+        words = load_word_network(path)
+        text = f"{counted(len(words.counts), 'word')} of a text of {sum(words.counts.values())}"
+        return (
+            f"word network: {counted(num_parameters(words), 'parameter')}, {text}, {len(words.new_words)} that it lacks\n"
+            f"reads {CONTEXT} words back, and {counted(len(words.read_letters), 'letter sequence')} of theirs"
+        )
     model = AcousticModel.load(path)
     network, features = model.network, model.experiment.features
     return (
@@ -149,19 +157,6 @@ def _describe_model(path: Path) -> str:
         f"normalised per {model.cmvn.config.scope}\n"
         f"output: one frame every {1000 * model.timing.frame_seconds:g} ms\n"
         f"language: {model.lang or 'none, an earlier version wrote the file'}"
-    )
-
-
-def _describe_word_network(path: Path) -> str:
-    from fsachain.cli.model import load_word_network
-    from fsachain.nn.network import num_parameters
-    from fsachain.nn.word_network import CONTEXT
-
-    network = load_word_network(path)
-    text = f"{counted(len(network.counts), 'word')} of a text of {sum(network.counts.values())}"
-    return (
-        f"word network: {counted(num_parameters(network), 'parameter')}, {text}, {len(network.new_words)} that it lacks\n"
-        f"reads {CONTEXT} words back, and {counted(len(network.read_letters), 'letter sequence')} of theirs"
     )
 
 

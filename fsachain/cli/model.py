@@ -33,7 +33,7 @@ from fsachain.train.checkpoint import Tensors, check_header_size, load_tensors, 
 
 FINAL_MODEL = "model.safetensors"  # in the folder of a training
 WORD_NETWORK = "word_network.safetensors"  # in the folder of the stage rescore
-_KIND, _WORD_KIND = "acoustic model", "word network"
+KIND, WORD_KIND = "acoustic model", "word network"  # of files
 _MEAN_LETTERS = 64  # of the words of a word network, at most: each is held as some of its parts
 _BATCH_SIZE = 32
 _MAX_PARTS = 100_000
@@ -82,13 +82,14 @@ class AcousticModel:
             "network.": cast(nn.Module, self.network).state_dict(),
             "cmvn.": {name: torch.from_numpy(np.array(array)) for name, array in self.cmvn.state().items()},
         }
-        if self.lang is not None:
-            parts["lang."] = _lang_files(self.lang)
+        if self.lang is not None:  # the files that give words and pdfs their meaning, as bytes
+            with TemporaryDirectory() as folder:
+                replace(self.lang, experiment=None).save(Path(folder))
+                files = {name: bytearray((Path(folder) / name).read_bytes()) for name in (LEXICON, TREE)}
+            parts["lang."] = {name: torch.frombuffer(file, dtype=torch.uint8) for name, file in files.items()}
         tensors = {part + name: tensor for part, found in parts.items() for name, tensor in found.items()}
-        experiment = self.experiment.to_dict()
-        save_tensors(
-            path, tensors, {"kind": _KIND, "num_pdfs": self.network.num_pdfs, "experiment": experiment}
-        )
+        header = {"num_pdfs": self.network.num_pdfs, "experiment": self.experiment.to_dict()}
+        save_tensors(path, tensors, {"kind": KIND, **header})
 
     @classmethod
     def load(cls, path: Path, imports: Collection[str] = ()) -> AcousticModel:
@@ -98,7 +99,7 @@ class AcousticModel:
         network is one of them; see also `permitted_imports`.
         """
         tensors, header = load_tensors(path)
-        if header.get("kind") != _KIND:
+        if header.get("kind") != KIND:
             raise DataError(
                 f"{path}: holds no acoustic model; `fsachain train` writes one as model.safetensors"
             )
@@ -182,16 +183,6 @@ class AcousticModel:
 TRAINED = {"type": Read(AcousticModel.load), "is_eager": True}  # read before options that need it
 
 
-def _lang_files(lang: Lang) -> dict[str, torch.Tensor]:
-    """The files of a language folder that give words and pdfs their meaning, as bytes."""
-    with TemporaryDirectory() as folder:
-        replace(lang, experiment=None).save(Path(folder))
-        contents = {name: (Path(folder) / name).read_bytes() for name in (LEXICON, TREE)}
-    return {
-        name: torch.frombuffer(bytearray(content), dtype=torch.uint8) for name, content in contents.items()
-    }
-
-
 def _lang_of_files(files: Tensors, path: Path) -> Lang:
     with TemporaryDirectory() as folder:
         for name in (LEXICON, TREE):
@@ -272,17 +263,13 @@ def save_word_network(network: WordNetwork, path: Path) -> None:
     """All or nothing, as a safetensors file, with its words as JSON."""
     words = json.dumps([network.counts, network.new_words]).encode()
     tensors = {**network.state_dict(), "words": torch.frombuffer(bytearray(words), dtype=torch.uint8)}
-    save_tensors(path, tensors, {"kind": _WORD_KIND})
-
-
-def holds_word_network(path: Path) -> bool:
-    return load_tensors(path)[1].get("kind") == _WORD_KIND
+    save_tensors(path, tensors, {"kind": WORD_KIND})
 
 
 def load_word_network(path: Path) -> WordNetwork:
     """What `save_word_network` wrote, in evaluation mode."""
     tensors, header = load_tensors(path)
-    if header.get("kind") != _WORD_KIND:
+    if header.get("kind") != WORD_KIND:
         raise DataError(
             f"{path}: holds no word network; the stage rescore of `fsachain run` writes one as {WORD_NETWORK}"
         )

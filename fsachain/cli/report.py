@@ -67,11 +67,15 @@ ALIGNMENTS = {"words": "words.ctm", "phones": "phones.ctm"}
 utterance_option = option(str, "Id of the utterance.", "--utterance", required=True)
 
 
-def _beside_exp(context: click.Context, _: click.Parameter, out: Path | None) -> Path:
-    return out or context.params["exp"] / REPORT
+# Beside EXP unless it is given.
+REPORT_OUT = {
+    "type": OUT,
+    "required": False,
+    "callback": lambda context, _, out: out or context.params["exp"] / REPORT,
+}
 
 
-@command(exp=FOLDER, out={"type": OUT, "required": False, "callback": _beside_exp})
+@command(exp=FOLDER, out=REPORT_OUT)
 def report(
     exp: Path,
     out: Path,
@@ -154,7 +158,12 @@ def tensorboard(log: Path, out: Path, follow: bool = option(bool, "Go on until t
     path = log / "train.jsonl" if log.is_dir() else log
     if not path.is_file():
         raise DataError(f"{path}: no such file; expected the train.jsonl of a training")
-    _clear(out)
+    if out.is_dir():
+        foreign = sorted(path.name for path in out.iterdir() if not path.name.startswith(EVENT_FILE))
+        if foreign:
+            raise ConfigError(f"{out}: holds {foreign[0]!r}; expected a folder of event files alone, or none")
+        shutil.rmtree(out)
+    out.mkdir(parents=True)
     epochs = 0
     with writers.SummaryWriter(str(out), flush_secs=1) as writer:
         for event in _events(path, follow):
@@ -165,21 +174,13 @@ def tensorboard(log: Path, out: Path, follow: bool = option(bool, "Go on until t
             if event.get("event") != "epoch":
                 continue
             step = int(number(event, "step") or 0)
-            for tag, value in _scalars(event):
-                writer.add_scalar(tag, value, step, walltime=at)
+            for name, value in flat(event):
+                figure = number({name: value}, name)
+                if figure is not None and name not in ("time", "epoch", "step"):
+                    writer.add_scalar(name.replace(".", "/"), figure, step, walltime=at)
             writer.flush()
             epochs += 1
     return counted(epochs, "epoch")
-
-
-def _clear(out: Path) -> None:
-    """Empty the folder; one with other files is refused."""
-    if out.is_dir():
-        foreign = sorted(path.name for path in out.iterdir() if not path.name.startswith(EVENT_FILE))
-        if foreign:
-            raise ConfigError(f"{out}: holds {foreign[0]!r}; expected a folder of event files alone, or none")
-        shutil.rmtree(out)
-    out.mkdir(parents=True)
 
 
 def _events(path: Path, follow: bool) -> Iterator[dict[str, Any]]:
@@ -192,13 +193,6 @@ def _events(path: Path, follow: bool) -> Iterator[dict[str, Any]]:
         if not follow or (events and events[-1].get("event") == "end"):
             return
         time.sleep(POLL_SECONDS)
-
-
-def _scalars(event: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    for name, value in flat(event):
-        figure = number({name: value}, name)
-        if figure is not None and name not in ("time", "epoch", "step"):
-            yield name.replace(".", "/"), figure
 
 
 @click.group()

@@ -18,17 +18,7 @@ from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.graphs import DENOMINATOR, load_denominator
 from fsachain.cli.lang import LANG, Lang, lang_option, usable_transcripts
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, begin_network
-from fsachain.cli.options import (
-    COUNT,
-    DATA,
-    OUT,
-    PATH,
-    command,
-    den_option,
-    option,
-    scheduler_option,
-    track,
-)
+from fsachain.cli.options import COUNT, DATA, OUT, PATH, command, den_option, option, scheduler_option, track
 from fsachain.cli.record import recorded_command
 from fsachain.cli.resources import FAULTS_FILE, POLICIES, Resources, end_without, executor_at, with_resources
 from fsachain.cli.training_data import ChunkedSet, Loader, TrainingSet, read_training_set
@@ -313,7 +303,14 @@ def validate_data(
 
     data = without(usable_transcripts(data.transcripts, None if lang is None else lang.lexicon)[1])
     if numerators is not None:
-        data = without(_numerator_faults(data, numerators, lang))
+        try:
+            has = read_training_set(data, numerators, lang).numerators or {}
+        except FsachainError as error:
+            faults.append(Fault(str(numerators), str(error)))
+        else:
+            lacking = [one.id for one in data if one.id not in has]
+            told = f"has no numerator in {numerators}"
+            data = without([Fault(name, f"utterance {name!r}: {told}") for name in lacking])
     usable, (examples,), broken = resources.load_usable(data, experiment.features)
     faults += broken
     if lang is None:
@@ -323,19 +320,6 @@ def validate_data(
     found = (_too_short(one, example, lang, subsampling) for one, example in track(pairs, "transcripts"))
     too_short = [fault for fault in found if fault is not None]
     return len(usable) - len(too_short), faults + too_short
-
-
-def _numerator_faults(data: DataDir, numerators: Path, lang: Lang | None) -> list[Fault]:
-    """One fault for a file that cannot be used, or those of utterances that have no numerator."""
-    try:
-        supervised = read_training_set(data, numerators, lang).numerators or {}
-    except FsachainError as error:
-        return [Fault(str(numerators), str(error))]
-    return [
-        Fault(one.id, f"utterance {one.id!r}: has no numerator in {numerators}")
-        for one in data
-        if one.id not in supervised
-    ]
 
 
 def _too_short(utterance: Utterance, example: Example, lang: Lang, subsampling: int) -> Fault | None:

@@ -285,7 +285,7 @@ class Loader:
         config, given = self.experiment.forgive, train.numerators if isinstance(train, TrainingSet) else None
         graphs = {} if given is None or isinstance(given, TableShards) else given
         if not any(graph.forgive is not None for graph in graphs.values()):
-            if config.changes:
+            if config.changing:
                 raise ConfigError(
                     "forgive: has penalties that change with the training; expected numerators in memory that forgive, as "
                     "`fsachain num-graphs` makes them with this section; those of patterns do not"
@@ -297,7 +297,7 @@ class Loader:
             return cast(Forgiveness, config.forgiveness((epoch + 0.5) / size))
 
         copies = {prefix + name: graph for prefix in prefixes for name, graph in graphs.items()}
-        changing = (penalties, f"{config} {size}") if config.changes else ()
+        changing = (penalties, f"{config} {size}") if config.changing else ()
         return ForgivingNumerators(copies, self.lang.tree.num_pdfs, *changing)
 
     def stream(
@@ -335,7 +335,7 @@ class Loader:
                 **self._batching,
             )
 
-        if self.experiment.forgive.changes:
+        if self.experiment.forgive.changing:
             raise ConfigError("forgive: has penalties that change with the training; train without --stream")
         if isinstance(train, ChunkedSet):
             raise ConfigError(

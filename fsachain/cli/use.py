@@ -15,13 +15,7 @@ from numpy.typing import NDArray
 from fsachain.cli.decoding import DecodingGraphs
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, model_lang_option
-from fsachain.cli.options import (
-    OUT,
-    command,
-    many,
-    option,
-    search_options,
-)
+from fsachain.cli.options import OUT, command, many, option, search_options
 from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
