@@ -60,25 +60,29 @@ def save_untrained(path: Path, lang: Path, sections: dict) -> Path:
 
 
 class CommandLine:
-    """Runs commands in this process and gives their status and what they wrote."""
+    """Runs commands in this process, in the folder of the test, and gives their status and what they wrote.
+
+    The first argument is the line as it is typed, others follow its words as they are.
+    """
 
     def __init__(self, capsys) -> None:
         self.capsys = capsys
 
-    def __call__(self, *arguments: object) -> Outcome:
-        status = run_command(*arguments)
+    def __call__(self, line: str, *others: object) -> Outcome:
+        status = run_command(*line.split(), *others)
         captured = self.capsys.readouterr()
         return Outcome(status, captured.out, captured.err)
 
-    def ok(self, *arguments: object) -> Outcome:
+    def ok(self, line: str, *others: object) -> Outcome:
         """Of a command that has to succeed."""
-        outcome = self(*arguments)
+        outcome = self(line, *others)
         assert outcome.status == 0, outcome.err
         return outcome
 
 
 @pytest.fixture
-def fsachain(capsys):
+def fsachain(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     return CommandLine(capsys)
 
 

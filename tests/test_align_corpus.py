@@ -48,8 +48,8 @@ EXPECTED = {
 
 def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, model, corpus, tmp_path):  # noqa: F811
     out = tmp_path / "out"
-    command = ("align-corpus", corpus, out, "--model", model, "--strict")
-    status, printed, errors = fsachain(*command)
+    command = f"align-corpus {corpus} {out} --model {model} --strict"
+    status, printed, errors = fsachain(command)
     assert status == 3, errors
     assert "5 utterances aligned" in printed
     for name, reason in (
@@ -76,7 +76,7 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
 
     (corpus / "ann" / "one.lab").write_text("no no no")
     record(corpus / "ann" / "two.wav", 16000, 2, seconds=4.0)
-    assert fsachain(*command)[0] == 3
+    assert fsachain(command)[0] == 3
     again = [json.loads(line) for line in (out / "aligned.jsonl").read_text().splitlines()][1:]
     changed = ("ann-one", "ann-two")
     assert [row for row in again if row["utterance"] not in changed] == [
@@ -91,7 +91,7 @@ def test_a_corpus_without_a_model_trains_its_own(fsachain, corpus, tmp_path):
     small = ("network.channels=8", "network.bottleneck=0", "network.prefinal=0", "train.num_epochs=1")
     settings = [part for one in small for part in ("--set", one)]
     out = tmp_path / "out"
-    status, printed, errors = fsachain("align-corpus", corpus, out, *settings)
+    status, printed, errors = fsachain(f"align-corpus {corpus} {out}", *settings)
     assert status == 3, errors
     assert "5 utterances aligned" in printed
     assert (out / "second" / "model" / "model.safetensors").is_file()
@@ -101,13 +101,10 @@ def test_a_corpus_without_a_model_trains_its_own(fsachain, corpus, tmp_path):
 
 
 def test_a_data_directory_is_a_corpus_too_and_nothing_at_all_is_an_error(fsachain, model, recorded, tmp_path):  # noqa: F811
-    fsachain.ok("align-corpus", recorded / "data", tmp_path / "out", "--model", model)
+    fsachain.ok(f"align-corpus data out --model {model}")
     assert sorted(path.name for path in (tmp_path / "out").rglob("*.TextGrid"))[0] == "u1.TextGrid"
     (tmp_path / "nothing").mkdir()
-    assert_one_line(
-        fsachain("align-corpus", tmp_path / "nothing", tmp_path / "out", "--model", model),
-        "no recordings with transcripts",
-    )
+    assert_one_line(fsachain(f"align-corpus nothing out --model {model}"), "no recordings with transcripts")
 
 
 def test_words_take_the_form_that_the_lexicon_has():

@@ -8,7 +8,7 @@ import soundfile
 from cli_fixtures import save_untrained
 
 from fsachain.cli.resources import Resources
-from fsachain.errors import ConfigError, DataError, counted
+from fsachain.errors import DataError, counted
 from fsachain.train.config import load_yaml
 
 USABLE = ("u1", "u4")
@@ -119,11 +119,6 @@ def test_an_utterance_can_be_drawn_whatever_is_wrong_with_others(fsachain, broke
     status, _, err = fsachain(*words, "u5")
     assert status == 1
     assert "u5" in err
-
-
-def test_another_policy_is_refused():
-    with pytest.raises(ConfigError, match="exclude, stop"):
-        Resources(bad_data="ignore")
 
 
 def test_faults_of_several_data_sets_add_up(broken):

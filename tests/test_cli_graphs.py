@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from cli_fixtures import TEXT, assert_one_line, graphs_of
+from cli_fixtures import TEXT, assert_one_line
 from graph_paths import sample_paths
 from random_graphs import connected_graph, left_to_right_graph
 
@@ -27,9 +27,9 @@ def test_a_tied_language_is_made_by_counts(fsachain, built):
     (built / "tied.yaml").write_text(
         "lang: {context: tied-biphone, min_biphone_count: 3, min_monophone_count: 2}\n"
     )
-    arguments = ("lang", built / "lexicon.txt", built / "tied", "--config", built / "tied.yaml")
-    assert_one_line(fsachain(*arguments), "--text")
-    fsachain.ok(*arguments, "--text", built / "data/text")
+    arguments = "lang lexicon.txt tied --config tied.yaml"
+    assert_one_line(fsachain(arguments), "--text")
+    fsachain.ok(f"{arguments} --text data/text")
     tree = load_lang(built / "tied").tree
     ids = {phone: n + 1 for n, phone in enumerate(tree.phones)}
     after = [tree.pdf(ids["OW"], 0, left) for left in range(len(ids) + 1)]
@@ -38,12 +38,11 @@ def test_a_tied_language_is_made_by_counts(fsachain, built):
 
 
 def test_equal_and_different_graphs_have_their_own_exit_status(fsachain, built):
-    den, norm = built / "den/den.fst", built / "den/normalization.fst"
-    out = fsachain.ok("equivalent", den, den, "--semiring", "log").out
-    assert out.startswith("no difference found: 200 sequences")
-    status, out, _ = fsachain("equivalent", den, norm, "--semiring", "log", "--count", 20)
+    same = "equivalent den/den.fst den/den.fst"
+    assert fsachain.ok(f"{same} --semiring log").out.startswith("no difference found: 200 sequences")
+    status, out, _ = fsachain("equivalent den/den.fst den/normalization.fst --semiring log --count 20")
     assert status == 1 and out.startswith("different: 40 sequences")
-    assert fsachain("equivalent", den, den)[0] == 2  # the semiring is named
+    assert fsachain(same).status == 2  # the semiring is named
 
 
 def test_stars_of_a_large_phone_model_are_said_to_be_dear():
@@ -61,107 +60,71 @@ def test_stars_of_a_large_phone_model_are_said_to_be_dear():
 
 def test_small_graphs_are_drawn_walked_and_made_smaller(fsachain, tmp_path):
     fsa = Fsa(4, [0, 0, 1, 2], [1, 2, 3, 3], [0, 0, 1, 1], np.log([0.5, 0.5, 1, 1]), [-np.inf] * 3 + [0.0])
-    graph = tmp_path / "graph.fst"
-    fsa.write(graph)
-    assert fsachain("dot", graph)[1].count("->") == 5
-    out = fsachain.ok("random-paths", graph, "--count", 3).out
+    fsa.write(tmp_path / "graph.fst")
+    assert fsachain("dot graph.fst").out.count("->") == 5
+    out = fsachain.ok("random-paths graph.fst --count 3").out
     assert [line.split("\t")[1] for line in out.splitlines()] == ["0 1"] * 3
     assert float(out.split()[0]) == pytest.approx(0.0, abs=tolerances.GRAPH_COST)
-    det, least = tmp_path / "det.fst", tmp_path / "small" / "min.fst"
-    fsachain.ok("determinize", graph, det, "--semiring", "log")
-    out = fsachain.ok("minimize", det, least, "--semiring", "log").out
+    fsachain.ok("determinize graph.fst det.fst --semiring log")
+    out = fsachain.ok("minimize det.fst small/min.fst --semiring log").out
     assert out.startswith("3 states, 2 arcs")
-    fsachain.ok("equivalent", graph, least, "--semiring", "log")
-    assert_one_line(fsachain("minimize", graph, least, "--semiring", "log"), "determinize it first")
-    out = fsachain.ok("info", graph).out
+    fsachain.ok("equivalent graph.fst small/min.fst --semiring log")
+    assert_one_line(fsachain("minimize graph.fst no.fst --semiring log"), "determinize it first")
+    out = fsachain.ok("info graph.fst").out
     assert "not deterministic" in out and "shortest path 2 frames" in out
 
 
 def test_compiled_numerators_go_on_where_they_were(fsachain, built):
-    arguments = (
-        "num-tables",
-        built / "data",
-        built / "tables",
-        *graphs_of(built),
-    )
-    status, out, _ = fsachain(*arguments, "--shard-size", 2, "--jobs", 2)
-    assert status == 0 and "\n5 numerators in 3 shards -> " in out
+    command = "num-tables data tables --lang lang --den den --shard-size 2"
+    assert "\n5 numerators in 3 shards -> " in fsachain.ok(f"{command} --jobs 2").out
     (built / "tables/00001.tables").unlink()
-    assert "3 shards, 2 of them were there" in fsachain(*arguments, "--shard-size", 2)[1]
+    assert "3 shards, 2 of them were there" in fsachain(command).out
     assert list(TableShards(built / "tables")) == [f"u{n}" for n in range(1, 6)]
-    for path in (built / "tables", built / "tables/00000.tables"):
-        out = fsachain.ok("info", path).out
-        assert out.startswith("compiled tables: ")
+    for path in ("tables", "tables/00000.tables"):
+        assert fsachain.ok(f"info {path}").out.startswith("compiled tables: ")
 
 
 def test_shards_train_a_model_whose_alignment_ties_a_tree(fsachain, recorded):
     """num-tables, train, align, tie-tree; and a tree of another language is refused by name."""
-    folder, config = recorded, ("--config", recorded / "small.yaml")
-    lang, den = ("--lang", folder / "lang"), ("--den", folder / "den")
-    fsachain.ok("num-tables", folder / "data", folder / "tables", *lang, *den)
-    fsachain.ok("train", folder / "data", folder / "tables", folder / "exp", *lang, *den, *config)
-    model = folder / "exp/model.safetensors"
-    fsachain.ok("align", model, folder / "data", folder / "ali", *lang, *den)
-    least = ("--num-pdfs", 9, "--min-frames", 2)
-    tie = ("tie-tree", folder / "data", folder / "ali/phones.ctm", folder / "tied", *lang, *config, *least)
-    out = fsachain.ok(*tie).out
-    tied = load_lang(folder / "tied")
+    graphs, config = "--lang lang --den den", "--config small.yaml"
+    fsachain.ok(f"num-tables data tables {graphs}")
+    fsachain.ok(f"train data tables exp {graphs} {config}")
+    fsachain.ok(f"align exp/model.safetensors data ali {graphs}")
+    tie = f"tie-tree data ali/phones.ctm tied --lang lang {config} --num-pdfs 9 --min-frames 2"
+    out = fsachain.ok(tie).out
+    tied = load_lang(recorded / "tied")
     assert tied.tree.num_pdfs == 9 and tied.tree.context_width == 2
     assert "9 pdfs, tied from" in out and "5 utterances" in out
-    assert tied.lexicon.words == load_lang(folder / "lang").lexicon.words
-    (folder / "data/text").write_text(TEXT.replace("u2 no", "u2 yes"))
-    assert_one_line(
-        fsachain("train", folder / "data", folder / "tables", folder / "new", *lang, *den, *config),
-        "the transcript of 'u2' has changed",
-    )
-    fsachain.ok("kaldi", "outputs", model, folder / "data", folder / "kaldi/out.ark")
-    found = dict(read_table(folder / "kaldi/out.scp", read_matrix))
+    assert tied.lexicon.words == load_lang(recorded / "lang").lexicon.words
+    (recorded / "data/text").write_text(TEXT.replace("u2 no", "u2 yes"))
+    outcome = fsachain(f"train data tables new {graphs} {config}")
+    assert_one_line(outcome, "the transcript of 'u2' has changed")
+    fsachain.ok("kaldi outputs exp/model.safetensors data kaldi/out.ark")
+    found = dict(read_table("kaldi/out.scp", read_matrix))
     assert {name: matrix.shape for name, matrix in found.items()} == {f"u{n}": (34, 12) for n in range(1, 6)}
 
 
 def test_a_training_is_not_mixed_with_another(fsachain, recorded):
     """What differs is named, old and new: an option, the graphs, the development set, epochs that the schedule forbids."""
-    folder, lang = recorded, ("--lang", recorded / "lang")
-    fsachain.ok("num-graphs", folder / "data", folder / "num.npz", *lang, "--den", folder / "den")
-    config = ("--config", folder / "small.yaml")
-    step = ("train", folder / "data", folder / "num.npz", folder / "exp", *lang, *config)
-    first = (*step, "--den", folder / "den")
-    fsachain.ok(*first)
-    fsachain.ok("word-lm", folder / "data", folder / "words.fst", *lang)
-    fsachain.ok("den-graph", folder / "words.fst", folder / "other", *lang)
-    for words, told in (
-        ((*first, "--set", "network.channels=4"), "network.channels was 8, is 4;"),
-        ((*step, "--den", folder / "other"), "graphs.denominator was '"),
-        (
-            (*first, "--dev", folder / "data", folder / "num.npz"),
-            "development set was 'none', is '5 utterances, ",
-        ),
-        (
-            (*first, "--num-epochs", 3),
-            "train.num_epochs was 1, is 3, but of the next step learning_rate was ",
-        ),
+    fsachain.ok("num-graphs data num.npz --lang lang --den den")
+    step = "train data num.npz exp --lang lang --config small.yaml"
+    first = f"{step} --den den"
+    fsachain.ok(first)
+    fsachain.ok("word-lm data words.fst --lang lang")
+    fsachain.ok("den-graph words.fst other --lang lang")
+    for command, told in (
+        (f"{first} --set network.channels=4", "network.channels was 8, is 4;"),
+        (f"{step} --den other", "graphs.denominator was '"),
+        (f"{first} --dev data num.npz", "development set was 'none', is '5 utterances, "),
+        (f"{first} --num-epochs 3", "train.num_epochs was 1, is 3, but of the next step learning_rate was "),
     ):
-        outcome = fsachain(*words)
-        assert outcome.status == 1
-        assert (
-            "exp" in outcome.err
-            and "holds a training with other options" in outcome.err
-            and told in outcome.err
-        )
-    fsachain.ok(*first)
-    constant = ("--set", "train.schedule={decay: constant, warmup: 0}")
-    again = (
-        "train",
-        folder / "data",
-        folder / "num.npz",
-        folder / "new",
-        *lang,
-        "--den",
-        folder / "den",
-        *config,
-    )
-    fsachain.ok(*again, *constant)
-    outcome = fsachain(*again, *constant, "--num-epochs", 2)
+        outcome = fsachain(command)
+        assert outcome.status == 1 and "exp: holds a training with other options" in outcome.err
+        assert told in outcome.err
+    fsachain.ok(first)
+    again, constant = first.replace("exp", "new"), ("--set", "train.schedule={decay: constant, warmup: 0}")
+    fsachain.ok(again, *constant)
+    outcome = fsachain(f"{again} --num-epochs 2", *constant)
     assert outcome.status == 0 and "epoch   2/2" in outcome.err and "epoch   1/" not in outcome.err
 
 
@@ -173,23 +136,23 @@ class TestKaldi:
         return shared / "golden/kaldi/lm/lm1_tiny"
 
     def test_directory_and_denominator_become_folders_of_ours(self, fsachain, case, tmp_path):
-        lang, den = tmp_path / "lang", tmp_path / "den"
-        out = fsachain.ok("kaldi", "lang", case / "lexiconp.txt", case, lang).out
+        out = fsachain.ok(f"kaldi lang {case}/lexiconp.txt {case} lang").out
         phones = read_phones(case / "phones.txt")
-        assert load_lang(lang).tree.equals(read_context_tree(case / "tree", case / "0.trans_mdl", phones))
+        assert load_lang(Path("lang")).tree.equals(
+            read_context_tree(case / "tree", case / "0.trans_mdl", phones)
+        )
         assert "18 pdfs" in out
-        fsachain.ok("kaldi", "den", case / "den.fst", den, "--lang", lang)
-        fsachain.ok("equivalent", den / "den.fst", case / "den.fst", "--semiring", "log")
+        fsachain.ok(f"kaldi den {case}/den.fst den --lang lang")
+        fsachain.ok(f"equivalent den/den.fst {case}/den.fst --semiring log")
         data = tmp_path / "data"
         data.mkdir()
         (data / "text").write_text((case / "test_text.txt").read_text())
         (data / "wav.scp").write_text("".join(f"t{n} absent.wav\n" for n in range(4)))
-        out = fsachain.ok("num-graphs", data, tmp_path / "num.npz", "--lang", lang, "--den", den).out
-        assert "\n4 numerators" in out
+        assert "\n4 numerators" in fsachain.ok("num-graphs data num.npz --lang lang --den den").out
 
     def test_a_directory_without_its_files_is_refused_by_name(self, fsachain, case, tmp_path):
         assert_one_line(
-            fsachain("kaldi", "lang", case / "lexiconp.txt", tmp_path, tmp_path / "lang"),
+            fsachain(f"kaldi lang {case}/lexiconp.txt . lang"),
             "no tree; expected tree, phones.txt and 0.trans_mdl or final.mdl",
         )
 
@@ -207,32 +170,24 @@ class TestKaldi:
         scores = np.full((len(path), tree.num_pdfs), -20.0)
         scores[np.arange(len(path)), numerator.fsa.pdf[path]] = 0.0
         write_matrices(tmp_path / "out.ark", {name: scores})
-        fsachain.ok(
-            "kaldi",
-            "decode",
-            tmp_path / "out.scp",
-            tmp_path / "HCLG.fst",
-            case / "0.trans_mdl",
-            case / "words.txt",
-            tmp_path / "hyp",
-        )
+        fsachain.ok(f"kaldi decode out.scp HCLG.fst {case}/0.trans_mdl {case}/words.txt hyp")
         assert (tmp_path / "hyp/hyp.txt").read_text().split() == [name, *said[name].split()]
 
 
 def test_graphs_as_text_and_other_fsts_are_described(fsachain, tmp_path):
     (tmp_path / "graph.txt").write_text("0 1 1 1 0.5\n1 1 2 2 0.7\n1 0.2\n")
-    text = fsachain.ok("info", tmp_path / "graph.txt").out
+    text = fsachain.ok("info graph.txt").out
     assert text.startswith("acceptor: 2 states, 1 of them final, 2 arcs, 2 pdfs, the largest 1")
-    fsachain.ok("equivalent", tmp_path / "graph.txt", tmp_path / "graph.txt", "--semiring", "log")
+    fsachain.ok("equivalent graph.txt graph.txt --semiring log")
     (tmp_path / "lexicon.txt").write_text("0 1 0 0 0.5\n0 1 3 0\n1 1 4 7 0.7\n1 1 5 0\n1\n")
-    text = fsachain.ok("info", tmp_path / "lexicon.txt").out
+    text = fsachain.ok("info lexicon.txt").out
     assert text.splitlines() == [
         "transducer: 2 states, 1 of them final, 4 arcs",
         "3 input labels, 1 output labels",
         "1 arcs without input label, 3 without output label, 1 without both; 2 self-loops",
     ]
     (tmp_path / "tree").write_text("ContextDependency")
-    assert_one_line(fsachain("info", tmp_path / "tree"), "fsachain kaldi show")
+    assert_one_line(fsachain("info tree"), "fsachain kaldi show")
 
 
 # The commands objf and sum give what the losses and recursions give, for files that anybody may have made.
@@ -256,7 +211,7 @@ def files(tmp_path):
     graphs = [f"{name}\n{graph.to_text()}\n" for name, graph in zip(names, NUMERATORS, strict=True)]
     (tmp_path / "num.ark").write_text("".join(graphs))
     (tmp_path / "den.txt").write_text(DENOMINATOR.to_text())
-    return tmp_path, scores
+    return scores
 
 
 def rows(out):
@@ -265,7 +220,7 @@ def rows(out):
 
 @pytest.mark.parametrize("suffix", [".ark", ".npz"])
 def test_the_objective_of_files_and_its_derivatives_are_those_of_the_loss(fsachain, files, suffix):
-    folder, scores = files
+    scores = files
     padded = torch.zeros(3, 24, WIDTH)
     for n, name in enumerate("abc"):
         padded[n, : LENGTHS[n]] = torch.from_numpy(scores[name])
@@ -274,13 +229,13 @@ def test_the_objective_of_files_and_its_derivatives_are_those_of_the_loss(fsacha
         DenominatorGraph(DENOMINATOR, WIDTH), leaky_hmm_coefficient=0.1, out_of_range_regularize=0.0
     )
     loss(padded, LENGTHS, NUMERATORS).backward()
-    record, deriv = loss.last_record, folder / f"new/deriv{suffix}"
-    given = folder / "out.scp", f"ark:{folder}/num.ark", folder / "den.txt"
-    status, out, err = fsachain("objf", *given, "--leaky-hmm-coefficient", 0.1, "--deriv", f"ark:{deriv}")
+    record, deriv = loss.last_record, f"new/deriv{suffix}"
+    given = "out.scp ark:num.ark den.txt"
+    status, out, err = fsachain(f"objf {given} --leaky-hmm-coefficient 0.1 --deriv ark:{deriv}")
     found = rows(out)
     assert status == 3 and "2 utterances are left out" in out and "deriv.faults.jsonl" in err
     assert "d: has scores and no graph" in out and "b: no path of 2 frames" in out
-    faults = (folder / "new/deriv.faults.jsonl").read_text().splitlines()
+    faults = Path("new/deriv.faults.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in faults] == ["d", "b"]
     assert [found[name][-1] for name in "abc"] == ["ok", "impossible", "ok"] and "d" not in found
     for n, name in ((0, "a"), (2, "c")):
@@ -296,67 +251,46 @@ def test_the_objective_of_files_and_its_derivatives_are_those_of_the_loss(fsacha
     assert not derivatives["b"].any() and derivatives["a"].any()
 
 
-def test_faults_of_sums_stop_them_where_asked_and_are_all_there_is_where_nothing_is_left(
-    fsachain, files, monkeypatch
-):
-    folder, scores = files
-    monkeypatch.chdir(folder)
-    given = "out.scp", "ark:num.ark"
-    for step in (("objf", *given, "den.txt"), ("sum", *given[::-1])):
-        status, out, err = fsachain(*step)
-        assert status == 3 and f"{step[0]}.faults.jsonl" in err and len(rows(out)) > 2
-        outcome = fsachain(*step, "--bad-data", "stop")
+def test_faults_of_sums_stop_them_where_asked_and_are_all_there_is_where_nothing_is_left(fsachain, files):
+    scores = files
+    for step in ("objf out.scp ark:num.ark den.txt", "sum ark:num.ark out.scp"):
+        status, out, err = fsachain(step)
+        assert status == 3 and f"{step.split()[0]}.faults.jsonl" in err and len(rows(out)) > 2
+        outcome = fsachain(f"{step} --bad-data stop")
         assert_one_line(outcome, "1 fault, and --bad-data is stop; the first: has scores and no graph")
     np.savez("none.npz", x=scores["a"])
-    for step in (("objf", "none.npz", "ark:num.ark", "den.txt"), ("sum", "ark:num.ark", "none.npz")):
-        assert_one_line(fsachain(*step), "none.npz: no utterance is left")
-        assert "has scores and no graph" in (folder / f"{step[0]}.faults.jsonl").read_text()
+    for step in ("objf none.npz ark:num.ark den.txt", "sum ark:num.ark none.npz"):
+        assert_one_line(fsachain(step), "none.npz: no utterance is left")
+        assert "has scores and no graph" in Path(f"{step.split()[0]}.faults.jsonl").read_text()
 
 
 @pytest.mark.parametrize("begins", ["start", "anywhere"])
 def test_sums_over_any_graph_are_those_of_the_recursions(fsachain, files, begins):
-    folder, scores = files
-    np.save(folder / "matrix.npy", scores["a"])
-    best, occupancy = folder / "best.txt", folder / "occupancy.npz"
-    status, out, _ = fsachain(
-        *(
-            "sum",
-            folder / "den.txt",
-            folder / "matrix.npy",
-            "--begins",
-            begins,
-            "--leaky-hmm-coefficient",
-            0.1,
-        ),
-        *("--best-path", best, "--occupancy", occupancy),
-    )
+    scores = files
+    np.save("matrix.npy", scores["a"])
+    step = f"sum den.txt matrix.npy --begins {begins} --leaky-hmm-coefficient 0.1"
+    out = fsachain.ok(f"{step} --best-path best.txt --occupancy occupancy.npz").out
     graph, leak = (DENOMINATOR, 0.0) if begins == "start" else (DenominatorGraph(DENOMINATOR, WIDTH), 0.1)
     shared = TableBatch.share(graph, 1)
     expected = forward_backward(shared, scores["a"][None], leaky_hmm_coefficient=leak)
     path = best_path(shared, scores["a"][None])
-    assert status == 0
     numbers = list(map(float, rows(out)["matrix"]))
     assert numbers == pytest.approx([24, expected.log_prob[0], path.score[0]], rel=tolerances.SIX_DIGITS)
-    assert best.read_text() == f"matrix {' '.join(map(str, path.pdfs[0]))}\n"
-    assert (np.load(occupancy)["matrix"] == expected.occupancy[0]).all()
+    assert Path("best.txt").read_text() == f"matrix {' '.join(map(str, path.pdfs[0]))}\n"
+    assert (np.load("occupancy.npz")["matrix"] == expected.occupancy[0]).all()
 
 
 def test_graphs_of_an_archive_meet_their_own_scores_and_others_are_named(fsachain, files):
-    folder, scores = files
-    np.savez(folder / "some.npz", a=scores["a"], c=scores["c"])
-    status, out, _ = fsachain("sum", folder / "num.ark", folder / "some.npz")
+    scores = files
+    np.savez("some.npz", a=scores["a"], c=scores["c"])
+    out = fsachain.ok("sum num.ark some.npz").out
     expected = [
         float(forward_backward([NUMERATORS[n]], scores[k][None]).log_prob[0]) for n, k in ((0, "a"), (2, "c"))
     ]
-    assert status == 0
     assert [float(rows(out)[name][1]) for name in "ac"] == pytest.approx(expected, rel=tolerances.SIX_DIGITS)
-    np.savez(folder / "wrong.npz", a=scores["a"], c=scores["c"][:, :5], d=scores["d"][0])
-    assert_one_line(
-        fsachain("sum", folder / "num.ark", folder / "wrong.npz"),
-        "scores of 'd' are float32 [9]; expected floating-point numbers [frames, pdfs]",
-    )
-    np.savez(folder / "wrong.npz", a=scores["a"], c=scores["c"][:, :5])
-    assert_one_line(
-        fsachain("sum", folder / "num.ark", folder / "wrong.npz"),
-        "scores of 'c' have 5 columns; expected 9 as those of 'a'",
-    )
+    np.savez("wrong.npz", a=scores["a"], c=scores["c"][:, :5], d=scores["d"][0])
+    wanted = "expected floating-point numbers [frames, pdfs]"
+    assert_one_line(fsachain("sum num.ark wrong.npz"), f"scores of 'd' are float32 [9]; {wanted}")
+    np.savez("wrong.npz", a=scores["a"], c=scores["c"][:, :5])
+    outcome = fsachain("sum num.ark wrong.npz")
+    assert_one_line(outcome, "scores of 'c' have 5 columns; expected 9 as those of 'a'")

@@ -7,7 +7,7 @@ import kaldi_bytes as kb
 import numpy as np
 import pytest
 import tolerances
-from cli_fixtures import assert_one_line, graphs_of
+from cli_fixtures import assert_one_line
 from graph_paths import Scorer, sample_paths
 from test_lattices import spoken, two_ways
 
@@ -22,6 +22,7 @@ from fsachain.kaldi.model import read_transition_model
 from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector, write_matrices
 from fsachain.openfst import read_fst
 
+OPTIONS = "--lang lang --den den --config config.yaml"
 FRAMES = 15  # of the recordings of the lattices, in input frames
 
 
@@ -33,11 +34,10 @@ def case(shared):
 @pytest.fixture
 def taken_over(fsachain, case, tmp_path):
     """The language of a golden case, a denominator in which any phone may follow any, a data directory of features."""
-    lang = ("--lang", tmp_path / "lang")
-    fsachain.ok("kaldi", "lang", case / "lexiconp.txt", case, tmp_path / "lang")
+    fsachain.ok(f"kaldi lang {case}/lexiconp.txt {case} lang")
     pairs = [[a, b] for a in range(1, 10) for b in range(1, 10)]
     estimate_phone_lm(pairs, 2, 0, 2).write(tmp_path / "phone_lm.fst")
-    fsachain.ok("den-graph", tmp_path / "phone_lm.fst", tmp_path / "den", *lang)
+    fsachain.ok("den-graph phone_lm.fst den --lang lang")
     data = tmp_path / "data"
     data.mkdir()
     rng = np.random.default_rng(0)
@@ -65,18 +65,13 @@ def test_lattices_become_weighted_numerators_and_what_has_none_is_left_out(
     """Utterance b has no alignment, c no features."""
     model, out = case / "0.trans_mdl", taken_over / "num.npz"
     (taken_over / "data" / "text").write_text("a\nb\nc\n")
-    command = ("kaldi", "supervise", taken_over / "data", model, out, lattices, *graphs_of(taken_over))
-    command = (*command, "--config", taken_over / "config.yaml", "--lm-scale", 0.3)
-    status, _, err = fsachain(*command, "--bad-data", "stop")
+    command = f"kaldi supervise data {model} num.npz lat.1 {OPTIONS} --lm-scale 0.3"
+    status, _, err = fsachain(f"{command} --bad-data stop")
     assert status == 1 and "--bad-data is stop" in err and not out.exists()
-    status, text, err = fsachain(*command)
+    status, text, err = fsachain(command)
     assert status == 3 and "2 utterances left out" in err
-    for told in (
-        "1 utterance supervised, 1 chunk",
-        "no recording",
-        "no alignment",
-        "b: is not in the alignment",
-    ):
+    supervised = "1 utterance supervised, 1 chunk"
+    for told in (supervised, "no recording", "no alignment", "b: is not in the alignment"):
         assert told in text
     listed = (taken_over / "num.faults.jsonl").read_text().splitlines()
     assert [json.loads(line)["id"] for line in listed] == ["c", "b"]
@@ -92,39 +87,18 @@ def test_lattices_become_weighted_numerators_and_what_has_none_is_left_out(
 
 
 def test_lattices_become_chunks_that_train(fsachain, taken_over, lattices, case):
-    text = (
-        (taken_over / "config.yaml")
-        .read_text()
-        .replace("chunk_frames: null", "chunk_frames: 9, overlap_frames: 3")
-    )
-    (taken_over / "config.yaml").write_text(text)
-    config = ("--config", taken_over / "config.yaml")
+    options = f"{OPTIONS} --set supervision.chunk_frames=9 --set supervision.overlap_frames=3"
     names = taken_over / "names.txt"  # phones of the model by name
     names.write_text((case / "phones.txt").read_text())
-    command = (
-        "kaldi",
-        "supervise",
-        taken_over / "data",
-        case / "0.trans_mdl",
-        taken_over / "chunks.npz",
-        lattices,
-    )
-    command = (*command, *graphs_of(taken_over), *config)
-    assert_one_line(fsachain(*command, "--lm-scale", 0.5), "weights need whole utterances")
-    status, out, err = fsachain(*command, "--phones", names)
+    command = f"kaldi supervise data {case}/0.trans_mdl chunks.npz lat.1 {options}"
+    assert_one_line(fsachain(f"{command} --lm-scale 0.5"), "weights need whole utterances")
+    status, out, err = fsachain(f"{command} --phones names.txt")
     assert status == 3 and "2 chunks" in out, err
-    status, _, err = fsachain(
-        "train",
-        taken_over / "data",
-        taken_over / "chunks.npz",
-        taken_over / "exp",
-        *graphs_of(taken_over),
-        *config,
-    )
+    status, _, err = fsachain(f"train data chunks.npz exp {options}")
     assert status == 3, err
     names.write_text(names.read_text().replace("SIL", "noise"))
-    assert_one_line(fsachain(*command, "--phones", names), "lacks the phone 'noise'")
-    assert_one_line(fsachain(*command, lattices), "the lattice of 'a' is in another table too")
+    assert_one_line(fsachain(f"{command} --phones names.txt"), "lacks the phone 'noise'")
+    assert_one_line(fsachain(f"{command} lat.1"), "the lattice of 'a' is in another table too")
 
 
 def test_alignments_become_times_of_phones_that_supervise(fsachain, taken_over, case):
@@ -136,35 +110,27 @@ def test_alignments_become_times_of_phones_that_supervise(fsachain, taken_over, 
     ]
     (taken_over / "ali.1").write_text(lines[0])
     (taken_over / "ali.2").write_text(lines[1])
-    ctm = taken_over / "phones.ctm"
-    command = ("kaldi", "ctm", case / "0.trans_mdl", case / "phones.txt", ctm, taken_over / "ali.1")
-    out = fsachain.ok(*command, taken_over / "ali.2").out
-    assert out.startswith("2 utterances")
+    command = f"kaldi ctm {case}/0.trans_mdl {case}/phones.txt phones.ctm ali.1"
+    assert fsachain.ok(f"{command} ali.2").out.startswith("2 utterances")
     names = load_lang(taken_over / "lang").lexicon.phones
-    assert ctm.read_text().splitlines() == [
+    assert (taken_over / "phones.ctm").read_text().splitlines() == [
         f"a 1 0.000 0.040 {names[0]}",
         f"a 1 0.040 0.050 {names[1]}",
         f"a 1 0.090 0.060 {names[2]}",
         f"b 1 0.000 0.080 {names[0]}",
         f"b 1 0.080 0.070 {names[3]}",
     ]
-    config = ("--config", taken_over / "config.yaml")
-    out = fsachain.ok(
-        "supervise", taken_over / "data", ctm, taken_over / "chunks.npz", *graphs_of(taken_over), *config
-    ).out
-    assert "utterances supervised" in out
+    assert "utterances supervised" in fsachain.ok(f"supervise data phones.ctm chunks.npz {OPTIONS}").out
     (taken_over / "ali.2").write_text("c 1 999\n")
-    assert_one_line(
-        fsachain(*command, taken_over / "ali.2"), "utterance 'c': frame 1 has 999: expected a transition id"
-    )
-    assert_one_line(fsachain(*command, taken_over / "ali.1"), "the alignment of 'a' is in another table too")
-    assert_one_line(fsachain(*command, "--frame-shift", 0), "--frame-shift 0: expected seconds above 0")
+    assert_one_line(fsachain(f"{command} ali.2"), "utterance 'c': frame 1 has 999: expected a transition id")
+    assert_one_line(fsachain(f"{command} ali.1"), "the alignment of 'a' is in another table too")
+    assert_one_line(fsachain(f"{command} --frame-shift 0"), "--frame-shift 0: expected seconds above 0")
 
 
 def test_examples_of_kaldi_train_a_network(fsachain, taken_over, case):
     """Features and chunks are those of the examples, graph for graph, and `train` takes them."""
     archive, out = case / "egs/cegs.ark", taken_over / "egs"
-    text = fsachain.ok("kaldi", "egs", out, archive).out
+    text = fsachain.ok(f"kaldi egs egs {archive}").out
     assert text.startswith("3 examples of 3 features and 18 pdfs, an output for every 3 frames")
     features = dict(read_table(out / "data/feats.scp", read_matrix))
     chunks = load_chunks(out / "chunks.npz")
@@ -172,16 +138,11 @@ def test_examples_of_kaldi_train_a_network(fsachain, taken_over, case):
         example, ((chunk,),) = found.example, chunks[found.example.id]
         np.testing.assert_array_equal(features[example.id], example.features)
         np.testing.assert_array_equal(chunk.fsa.log_prob, found.numerator.log_prob)
-        assert (chunk.start, chunk.end) == (
-            example.window.first,
-            example.window.first + example.window.length,
-        )
-    config = ("--config", taken_over / "config.yaml")
-    fsachain.ok(
-        "train", out / "data", out / "chunks.npz", taken_over / "exp", *graphs_of(taken_over), *config
-    )
+        first = example.window.first
+        assert (chunk.start, chunk.end) == (first, first + example.window.length)
+    fsachain.ok(f"train egs/data egs/chunks.npz exp {OPTIONS}")
     assert_one_line(
-        fsachain("kaldi", "egs", out, archive, archive), "the example 't0' is in another table too"
+        fsachain(f"kaldi egs egs {archive} {archive}"), "the example 't0' is in another table too"
     )
 
 
@@ -191,7 +152,7 @@ def test_weights_of_examples_become_factors_and_speaker_vectors_are_named(fsacha
     graph = kb.const_fst([[(1, 1, 0.0, 0)]], [0.0])
     outputs = [(0, t, 0) for t in (0, 3, 6)]
     (tmp_path / "cegs.ark").write_bytes(b"a \0B" + kb.chain_example(features, rows, outputs, 1, graph))
-    text = fsachain.ok("kaldi", "egs", tmp_path / "egs", tmp_path / "cegs.ark").out
+    text = fsachain.ok("kaldi egs egs cegs.ark").out
     assert "speaker" not in text
     ((chunk,),) = load_chunks(tmp_path / "egs/chunks.npz")["a"]
     assert chunk.frame_weights.tolist() == [0.5] * 3
@@ -215,8 +176,7 @@ def test_what_is_shown_can_be_read_again(fsachain, tmp_path, kind):
     read, content = VALUES[kind]
     source, shown = tmp_path / "values.ark", tmp_path / "shown.ark"
     source.write_bytes(content)
-    text = fsachain.ok("kaldi", "show", kind, source).out
-    shown.write_text(text)
+    shown.write_text(fsachain.ok(f"kaldi show {kind} values.ark").out)
     before, after = dict(read_table(source, read)), dict(read_table(shown, read))
     assert list(before) == list(after)
     for key, value in before.items():
@@ -230,7 +190,7 @@ def test_what_is_shown_can_be_read_again(fsachain, tmp_path, kind):
 
 
 def test_models_trees_and_examples_are_shown(fsachain, case):
-    status, text, _ = fsachain("kaldi", "show", "model", case / "0.trans_mdl")
+    status, text, _ = fsachain(f"kaldi show model {case}/0.trans_mdl")
     rows = [line.split("\t") for line in text.splitlines()[2:]]
     expected = [
         line.split()[1:] for line in (case / "pdf_map.txt").read_text().splitlines() if line.startswith("T ")
@@ -238,23 +198,18 @@ def test_models_trees_and_examples_are_shown(fsachain, case):
     assert status == 0 and [row[:4] for row in rows] == [row[:4] for row in expected]
     assert [row[4] == "yes" for row in rows] == [row[4] == "1" for row in expected]
     assert all(float(row[6]) == pytest.approx(math.log(0.5), abs=tolerances.FOUR_DECIMALS) for row in rows)
-    assert fsachain("kaldi", "show", "tree", case / "tree")[1].splitlines() == [
-        "context-width 1",
-        "central-position 0",
-        "num-pdfs 18",
-    ]
-    assert (
-        "phone 1, state 0: pdf classes 0 and 1, to 0 (0.5), 1 (0.5)"
-        in fsachain("kaldi", "show", "topo", case / "topo")[1]
-    )
-    text = fsachain("kaldi", "show", "example", case / "egs/cegs.ark")[1]
+    text = fsachain(f"kaldi show tree {case}/tree").out
+    assert text.splitlines() == ["context-width 1", "central-position 0", "num-pdfs 18"]
+    text = fsachain(f"kaldi show topo {case}/topo").out
+    assert "phone 1, state 0: pdf classes 0 and 1, to 0 (0.5), 1 (0.5)" in text
+    text = fsachain(f"kaldi show example {case}/egs/cegs.ark")[1]
     assert "t0 input input: 152 rows of 3, times -1 to 150" in text
     assert "t0 output output: 1 sequence of 50 frames, 18 pdfs, weight 1, end-to-end, 1 graph" in text
-    text = fsachain("kaldi", "show", "fst-file", case / "den.fst")[1]
+    text = fsachain(f"kaldi show fst-file {case}/den.fst")[1]
     den = read_value(case / "den.fst", read_fst)
     assert len(text.splitlines()) == len(den.src) + np.isfinite(den.final_log_prob).sum()
     assert text.startswith(f"{den.start}\t")
-    assert_one_line(fsachain("kaldi", "show", "matrix", case / "egs/cegs.ark"), "expected a matrix")
+    assert_one_line(fsachain(f"kaldi show matrix {case}/egs/cegs.ark"), "expected a matrix")
 
 
 @pytest.mark.parametrize(
@@ -265,26 +220,22 @@ def test_phone_sequences_become_the_phone_language_model_of_kaldi(fsachain, shar
     folder = shared / "golden/kaldi/lm"
     if options is None:
         options = json.loads((folder / "index.json").read_text())[name]["lm_opts"].replace("=", " ").split()
-    text = fsachain.ok(
-        "kaldi", "phone-lm", folder / name / "phone_seqs.txt", tmp_path / "lm.fst", *options
-    ).out
+    text = fsachain.ok(f"kaldi phone-lm {folder}/{name}/phone_seqs.txt lm.fst", *options).out
     theirs = Fsa.read(folder / name / "phone_lm.fst")
     assert f"{theirs.num_states} states, {theirs.num_arcs} arcs" in text
     assert equivalent(Fsa.read(tmp_path / "lm.fst"), theirs, semiring="log", tolerance=tolerances.GRAPH_COST)
     (tmp_path / "empty").write_text("")
-    assert_one_line(
-        fsachain("kaldi", "phone-lm", tmp_path / "empty", tmp_path / "no.fst"), "no sequence of phones"
-    )
+    assert_one_line(fsachain("kaldi phone-lm empty no.fst"), "no sequence of phones")
 
 
 def test_the_normalization_of_kaldi_is_made_on_request(fsachain, case, tmp_path):
     """Kaldi keeps the best of like arcs out of the start; exact sums are the default."""
-    fsachain.ok("kaldi", "lang", case / "lexiconp.txt", case, tmp_path / "lang")
-    lang, theirs = ("--lang", tmp_path / "lang"), Fsa.read(case / "normalization.fst")
+    fsachain.ok(f"kaldi lang {case}/lexiconp.txt {case} lang")
+    lang, theirs = "--lang lang", Fsa.read(case / "normalization.fst")
     alike = {}
     for merge in ("sum", "min"):
         den = tmp_path / merge
-        fsachain.ok("kaldi", "den", case / "den.fst", den, *lang, "--merge", merge)
+        fsachain.ok(f"kaldi den {case}/den.fst {den} {lang} --merge {merge}")
         ours = Fsa.read(den / "normalization.fst")
         score, expected = Scorer(ours), Scorer(theirs)
         differences = []
@@ -295,7 +246,7 @@ def test_the_normalization_of_kaldi_is_made_on_request(fsachain, case, tmp_path)
         alike[merge] = max(differences) <= tolerances.KALDI_SUPERVISION_PATH
     assert alike == {"sum": False, "min": True}
     made = tmp_path / "made"
-    fsachain.ok("den-graph", case / "phone_lm.fst", made, *lang, "--merge", "min")
+    fsachain.ok(f"den-graph {case}/phone_lm.fst {made} {lang} --merge min")
     den = DenominatorGraph(Fsa.read(made / "den.fst"), 18)
     found, expected = Fsa.read(made / "normalization.fst"), den.normalization_fsa("min")
     assert equivalent(found, expected, semiring="log", tolerance=tolerances.GRAPH_COST)

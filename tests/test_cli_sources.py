@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tolerances
-from cli_fixtures import TEXT, assert_one_line, graphs_of
+from cli_fixtures import TEXT, assert_one_line
 from graph_paths import Scorer, log_add, sample_paths
 
 from fsachain import ContextTree, Forgiveness, Fsa, Lexicon, Topology, build_numerator
@@ -45,11 +45,8 @@ def test_patterns_become_numerators(fsachain, built):
     lines = [*PATTERNS.items(), ("u5", "yes ( no"), ("u6", "maybe"), ("u7", "")]
     (built / "patterns").write_text("".join(f"{name} {text}\n" for name, text in lines))
     out = built / "num" / "patterns.npz"
-    lang = ("--lang", built / "lang")
-    spell = ("--part", "<spell>", built / "phone_lm.fst")
-    status, text, err = fsachain(
-        "num-patterns", built / "patterns", out, *lang, "--den", built / "den", *spell, "--jobs", 2
-    )
+    spell = "--part <spell> phone_lm.fst --jobs 2"
+    status, text, err = fsachain(f"num-patterns patterns {out} --lang lang --den den {spell}")
     assert status == 3, err
     assert "4 numerators, " in text and "3 utterances left out" in text
     for reason in ("u5: pattern: expected", "u6: word 'maybe'", "u7: the pattern is empty"):
@@ -76,10 +73,8 @@ def test_patterns_become_numerators(fsachain, built):
 def test_numerators_of_patterns_train_whatever_the_transcripts_say(fsachain, recorded):
     (recorded / "patterns").write_text("".join(f"u{n} * ( 0.5 yes | 0.5 no ) *\n" for n in range(1, 6)))
     (recorded / "data/text").write_text("".join(f"u{n}\n" for n in range(1, 6)))
-    graphs = graphs_of(recorded)
-    fsachain.ok("num-patterns", recorded / "patterns", recorded / "num.npz", *graphs)
-    config = ("--config", recorded / "small.yaml")
-    fsachain.ok("train", recorded / "data", recorded / "num.npz", recorded / "exp", *graphs, *config)
+    fsachain.ok("num-patterns patterns num.npz --lang lang --den den")
+    fsachain.ok("train data num.npz exp --lang lang --den den --config small.yaml")
 
 
 WORD_GRAPH = "0 1 2 2 0.5\n0 1 1 1 1.5\n1 1 2 2 0.7\n1 0.25\n"
@@ -92,11 +87,11 @@ def test_word_graphs_come_as_text_openfst_and_addresses(fsachain, built):
     (built / "one.txt").write_text(WORD_GRAPH)
     Fsa.from_text(WORD_GRAPH).write(built / "two.fst")
     (built / "graphs.scp").write_text("u1 one.txt\nu2 two.fst\n")
-    lang = ("--lang", built / "lang", "--words", built / "words.txt")
-    status, text, err = fsachain("num-fsts", built / "graphs.txt", built / "a.npz", *lang)
+    lang = "--lang lang --words words.txt"
+    status, text, err = fsachain(f"num-fsts graphs.txt a.npz {lang}")
     assert status == 3, err
     assert "2 numerators" in text and "u3: the grammar has labels" in text
-    fsachain.ok("num-fsts", built / "graphs.scp", built / "b.npz", *lang)
+    fsachain.ok(f"num-fsts graphs.scp b.npz {lang}")
     text_form, files = load_numerators(built / "a.npz"), load_numerators(built / "b.npz")
     scores_alike(text_form["u1"].fsa, files["u1"].fsa)
     scores_alike(text_form["u1"].fsa, files["u2"].fsa)
@@ -115,9 +110,9 @@ def test_graphs_over_phones_and_over_pdfs_are_taken_as_such(fsachain, built):
     ids = [lexicon.phone_id(phone) for phone in ["Y", "EH", "S", "N", "OW"]]
     arcs = [f"{n} {n + 1} {phone} {phone}" for n, phone in enumerate(ids)]
     (built / "phones.txt").write_text("u1\n" + "\n".join([*arcs, "5"]) + "\n\n")
-    graphs = graphs_of(built)
+    graphs = "--lang lang --den den"
     for table, labels in (("pdfs.scp", "pdfs"), ("phones.txt", "phones")):
-        fsachain.ok("num-fsts", built / table, built / f"{labels}.npz", *graphs, "--labels", labels)
+        fsachain.ok(f"num-fsts {table} {labels}.npz {graphs} --labels {labels}")
     normalization = load_normalization(language, built / "den")
     expected = build_numerator(["yes", "no"], lexicon, tree, normalization=normalization).fsa
     scores_alike(load_numerators(built / "pdfs.npz")["u1"].fsa, expected)
@@ -127,23 +122,19 @@ def test_graphs_over_phones_and_over_pdfs_are_taken_as_such(fsachain, built):
         pdfs = only.fsa.pdf[path]
         assert score(pdfs) == pytest.approx(inside(pdfs), abs=tolerances.FEW_FLOAT32_TERMS)
     (built / "wide.txt").write_text("u1\n0 1 99 99\n1\n\n")
-    assert_one_line(
-        fsachain("num-fsts", built / "wide.txt", built / "no.npz", *graphs, "--labels", "pdfs"),
-        "utterance 'u1': has pdf 98; the tree has 12",
-    )
-    given = ("num-fsts", built / "wide.txt", built / "no.npz", *graphs, "--labels", "transition-ids")
-    outcome = fsachain(*given)
+    given = f"num-fsts wide.txt no.npz {graphs} --labels"
+    assert_one_line(fsachain(f"{given} pdfs"), "utterance 'u1': has pdf 98; the tree has 12")
+    outcome = fsachain(f"{given} transition-ids")
     assert outcome.status == 2 and "--model goes with --labels transition-ids" in outcome.err
 
 
 def test_graphs_of_kaldi_over_transition_ids_are_numerators(fsachain, shared, tmp_path):
     """graphs.ark of compile-train-graphs is what our builder makes of the same transcripts."""
     case = shared / "golden/kaldi/lm/lm1_tiny"
-    lang = tmp_path / "lang"
-    fsachain.ok("kaldi", "lang", case / "lexiconp.txt", case, lang)
-    model = ("--labels", "transition-ids", "--model", case / "0.trans_mdl")
-    text = fsachain.ok("num-fsts", case / "graphs.ark", tmp_path / "num.npz", "--lang", lang, *model).out
-    language = load_lang(lang)
+    fsachain.ok(f"kaldi lang {case}/lexiconp.txt {case} lang")
+    model = f"--labels transition-ids --model {case}/0.trans_mdl"
+    text = fsachain.ok(f"num-fsts {case}/graphs.ark num.npz --lang lang {model}").out
+    language = load_lang(tmp_path / "lang")
     said = dict(line.split(" ", 1) for line in (case / "test_text.txt").read_text().splitlines())
     found = load_numerators(tmp_path / "num.npz")
     assert set(found) == set(said) and text.startswith(f"{len(said)} numerators")
@@ -182,28 +173,26 @@ def test_a_process_that_is_killed_is_one_error():
 def test_a_word_model_is_spelled_out(fsachain, built):
     """With two ways to say a word, whose probabilities are scaled to a distribution."""
     (built / "lexiconp.txt").write_text("yes 1.0 Y EH S\nyes 0.5 Y EH\nno 1.0 N OW\n")
-    lang = ("--lang", built / "ways")
-    fsachain.ok("lang", built / "lexiconp.txt", built / "ways")
-    text = fsachain.ok("word-lm", built / "data/text", built / "words.fst", *lang).out
+    fsachain.ok("lang lexiconp.txt ways")
+    text = fsachain.ok("word-lm data/text words.fst --lang ways").out
     lexicon = load_lang(built / "ways").lexicon
     assert text.startswith("phone language model of ")
     fsa = Fsa.read(built / "words.fst")
     sums = np.bincount(fsa.src, np.exp(fsa.log_prob), fsa.num_states) + np.exp(fsa.final_log_prob)
     assert sums == pytest.approx(1.0, abs=tolerances.FEW_FLOAT32_TERMS)
-    fsachain.ok("den-graph", built / "words.fst", built / "den2", *lang)
+    fsachain.ok("den-graph words.fst den2 --lang ways")
     assert lexicon.pronunciations_of("yes")[1].prob == 0.5  # the numerators' lexicon stays as it is
 
 
 @pytest.mark.parametrize("units", ["words", "phones"])
 def test_a_smoothed_model_gives_every_sequence_a_probability(fsachain, built, units):
-    graphs = ("--lang", built / "lang", "--units", units)
-    arpa, fst = built / "lm" / "lm.arpa", built / "lm.fst"
-    fsachain.ok("estimate-arpa", built / "data/text", arpa, *graphs, "--order", 2)
-    assert arpa.read_text().startswith("\\data\\")
-    fsachain.ok("arpa-lm", arpa, fst, *graphs)
-    fsachain.ok("den-graph", fst, built / "den2", "--lang", built / "lang")
+    graphs = f"--lang lang --units {units}"
+    fsachain.ok(f"estimate-arpa data/text lm/lm.arpa {graphs} --order 2")
+    assert (built / "lm/lm.arpa").read_text().startswith("\\data\\")
+    fsachain.ok(f"arpa-lm lm/lm.arpa lm.fst {graphs}")
+    fsachain.ok("den-graph lm.fst den2 --lang lang")
     lexicon = load_lang(built / "lang").lexicon
-    score = Scorer(Fsa.read(fst), log_add)
+    score = Scorer(Fsa.read(built / "lm.fst"), log_add)
     # "no yes yes"
     unseen = [lexicon.phone_id(phone) - 1 for phone in ["N", "OW", "Y", "EH", "S", "Y", "EH", "S"]]
     assert -40 < score(unseen) < 0
@@ -217,14 +206,12 @@ def test_text_alone_is_enough(fsachain, tmp_path, name, prob):
     data.mkdir()
     (data / "text").write_text("u1 it's 10\nu2 10 1.5 ist\nu3 été\n")
     (data / "wav.scp").write_text("".join(f"u{n} absent.wav\n" for n in range(1, 4)))
-    lexicon, lang = tmp_path / name, ("--lang", tmp_path / "lang")
-    assert fsachain("spell", data / "text", lexicon)[1].startswith("5 words, 9 characters")
-    assert lexicon.read_text().splitlines()[:2] == [f"it's {prob}i t ' s", f"10 {prob}1 0"]
-    fsachain.ok("lang", lexicon, tmp_path / "lang")
-    fsachain.ok("phone-lm", data / "text", tmp_path / "lm.fst", *lang)
-    fsachain.ok("den-graph", tmp_path / "lm.fst", tmp_path / "den", *lang)
-    text = fsachain.ok("num-graphs", data, tmp_path / "num.npz", *lang, "--den", tmp_path / "den").out
-    assert "\n3 numerators" in text
+    assert fsachain(f"spell data/text {name}").out.startswith("5 words, 9 characters")
+    assert (tmp_path / name).read_text().splitlines()[:2] == [f"it's {prob}i t ' s", f"10 {prob}1 0"]
+    fsachain.ok(f"lang {name} lang")
+    fsachain.ok("phone-lm data/text lm.fst --lang lang")
+    fsachain.ok("den-graph lm.fst den --lang lang")
+    assert "\n3 numerators" in fsachain.ok("num-graphs data num.npz --lang lang --den den").out
 
 
 @pytest.mark.parametrize("topology", ["standard", "minimal"])
@@ -236,17 +223,13 @@ def test_units_with_a_blank_go_through_the_usual_commands(fsachain, tmp_path, to
     (tmp_path / "units.yaml").write_text(
         f"lang: {{silence: null, topology: {name}}}\nphone_lm: {{ngram_order: 2}}\n"
     )
-    config, lang = ("--config", tmp_path / "units.yaml"), ("--lang", tmp_path / "lang")
-    fsachain.ok("lang", tmp_path / "lexicon.txt", tmp_path / "lang", *config)
-    fsachain.ok("phone-lm", tmp_path / "text", tmp_path / "lm.fst", *lang, *config)
-    fsachain.ok("den-graph", tmp_path / "lm.fst", tmp_path / "den", *lang)
+    fsachain.ok("lang lexicon.txt lang --config units.yaml")
+    fsachain.ok("phone-lm text lm.fst --lang lang --config units.yaml")
+    fsachain.ok("den-graph lm.fst den --lang lang")
     language = load_lang(tmp_path / "lang")
     assert language.tree.num_pdfs == len(language.lexicon.phones) + 1
-    assert equivalent(
-        Fsa.read(tmp_path / "den/den.fst"),
-        ctc_denominator(Fsa.read(tmp_path / "lm.fst"), topology),
-        semiring="log",
-    )
+    expected = ctc_denominator(Fsa.read(tmp_path / "lm.fst"), topology)
+    assert equivalent(Fsa.read(tmp_path / "den/den.fst"), expected, semiring="log")
 
 
 @pytest.mark.parametrize("topology", ["standard", "compact", "selfless", "minimal"])
@@ -264,13 +247,10 @@ def test_units_with_a_blank_are_decoded(topology):
 
 
 def test_penalties_change_from_epoch_to_epoch_and_edits_are_in_the_log(fsachain, trained):
-    common = graphs_of(trained)
-    changing = ("--config", trained / "small.yaml", "--set", "train.num_epochs=2")
-    changing += ("--set", "forgive.substitution=9,1", "--set", "forgive.deletion=2")
-    assert fsachain("num-graphs", trained / "data", trained / "forgiving.npz", *common, *changing)[0] == 0
-    train = ("train", trained / "data", trained / "forgiving.npz", trained / "changing", *common, *changing)
-    status, _, err = fsachain(*train)
-    assert status == 0, err
+    changing = "--lang lang --den den --config small.yaml --set train.num_epochs=2"
+    changing += " --set forgive.substitution=9,1 --set forgive.deletion=2"
+    fsachain.ok(f"num-graphs data forgiving.npz {changing}")
+    err = fsachain.ok(f"train data forgiving.npz changing {changing}").err
     epochs = [e["train"] for e in read_log(trained / "changing/train.jsonl") if e["event"] == "epoch"]
     assert [set(e) >= {"substituted", "inserted", "deleted"} for e in epochs] == [True, True]
     assert epochs[0]["inserted"] == epochs[1]["inserted"] == 0.0
@@ -286,19 +266,18 @@ def test_penalties_change_from_epoch_to_epoch_and_edits_are_in_the_log(fsachain,
         wanted = graph.priced(Forgiveness(9.0 - epoch, deletion=2.0, star="sum"))
         table = numerators.at(epoch)[name]
         assert np.array_equal(table.by_src.log_prob, compile_table(wanted, 1000).by_src.log_prob)
-    for numerators, out, more, told in (
-        ("num.npz", "other", (), "expected numerators in memory that forgive"),
-        ("forgiving.npz", "stream", ("--stream",), "train without --stream"),
+    for files, told in (
+        ("num.npz other", "expected numerators in memory that forgive"),
+        ("forgiving.npz stream --stream", "train without --stream"),
     ):
-        files = (trained / "data", trained / numerators, trained / out)
-        status, _, err = fsachain("train", *files, *common, *changing, *more)
+        status, _, err = fsachain(f"train data {files} {changing}")
         assert status == 1 and "forgive: has penalties that change with the training" in err and told in err
 
 
 def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fsachain, trained):
-    lang, den = ("--lang", trained / "lang"), ("--den", trained / "den")
-    numerators = ("num-graphs", trained / "data", trained / "forgiving.npz", *lang, *den)
-    fsachain.ok(*numerators, "--set", "forgive.insertion=2", "--set", "forgive.deletion=3.5")
+    graphs = "--lang lang --den den"
+    numerators = f"num-graphs data forgiving.npz {graphs}"
+    fsachain.ok(f"{numerators} --set forgive.insertion=2 --set forgive.deletion=3.5")
     language, normalization = load_lang(trained / "lang"), Fsa.read(trained / "den/normalization.fst")
     for name, found in load_numerators(trained / "forgiving.npz").items():
         options = Forgiveness(insertion=2.0, deletion=3.5, star="sum")
@@ -307,27 +286,26 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
         assert np.array_equal(found.arc_word, wanted.arc_word)
         assert np.array_equal(found.fsa.log_prob, wanted.fsa.log_prob)
     for wrong in ("-1", "-1@0,2@1"):
-        assert_one_line(
-            fsachain(*numerators, "--set", f"forgive.insertion={wrong}"),
-            "forgive.insertion = -1: expected a penalty of at least 0",
-        )
-    data, graphs = trained / "data", (*lang, *den, "--set", "forgive.insertion=2")
-    assert fsachain("num-tables", data, trained / "tables", *graphs).status == 0
-    for made, written in (("num-graphs", "dev.npz"), ("num-tables", "dev")):
-        assert fsachain(made, data, trained / written, *graphs, "--as-written").status == 0
-    train = ("train", data, trained / "forgiving.npz", trained / "exp2", *lang, *den)
-    train += ("--config", trained / "small.yaml", "--dev", data)
+        outcome = fsachain(f"{numerators} --set forgive.insertion={wrong}")
+        assert_one_line(outcome, "forgive.insertion = -1: expected a penalty of at least 0")
+    for made in (
+        "num-tables data tables",
+        "num-graphs data dev.npz --as-written",
+        "num-tables data dev --as-written",
+    ):
+        fsachain.ok(f"{made} {graphs} --set forgive.insertion=2")
+    train = f"train data forgiving.npz exp2 {graphs} --config small.yaml --dev data"
     for forgiving in ("forgiving.npz", "tables"):
-        assert_one_line(fsachain(*train, trained / forgiving), "`fsachain num-graphs --as-written`")
+        assert_one_line(fsachain(f"{train} {forgiving}"), "`fsachain num-graphs --as-written`")
     plain = load_numerators(trained / "num.npz")
     assert all(
         np.array_equal(one.arc_word, plain[name].arc_word)
         for name, one in load_numerators(trained / "dev.npz").items()
     )
     for written in ("dev.npz", "dev"):
-        assert fsachain(*train, trained / written, "--num-epochs", 1).status == 0
-    model, out = trained / "exp/model.safetensors", trained / "doubts"
-    text = fsachain.ok("suspicious", model, trained / "data", out, *lang, *den).out
+        fsachain.ok(f"{train} {written} --num-epochs 1")
+    out = trained / "doubts"
+    text = fsachain.ok(f"suspicious exp/model.safetensors data doubts {graphs}").out
     rows = [line.split() for line in (out / "words.txt").read_text().splitlines()]
     said = {name: words for name, *words in (line.split() for line in TEXT.splitlines())}
     assert sorted((name, int(place), word) for _, name, place, word in rows) == sorted(
@@ -341,45 +319,32 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
 
 
 def test_a_keyword_is_looked_for_in_a_data_directory(fsachain, trained):
-    folder, lang = trained, ("--lang", trained / "lang")
-    model = folder / "exp/model.safetensors"
-    arguments = ("keyword", model, folder / "data", "yes no", folder / "spot", *lang)
-    text = fsachain.ok(*arguments, "--false-alarms-per-hour", 0).out
+    keyword = "keyword exp/model.safetensors data --lang lang"
+    text = fsachain.ok(f"{keyword} --false-alarms-per-hour 0", "yes no", "spot").out
     assert text.startswith("false-reject rate ") and "of 2)" in text and "3 utterances" in text
-    rows = [line.split() for line in (folder / "spot/scores.txt").read_text().splitlines()]
+    rows = [line.split() for line in (trained / "spot/scores.txt").read_text().splitlines()]
     assert {name: mark for name, _, mark in rows} == {"u1": "1", "u2": "0", "u3": "0", "u4": "1", "u5": "0"}
     threshold = max(float(score) for _, score, mark in rows if mark == "0")
     missed = sum(float(score) <= threshold for _, score, mark in rows if mark == "1")
     assert f"({missed} of 2)" in text
-    assert_one_line(
-        fsachain("keyword", model, folder / "data", "yes yes yes", folder / "none", *lang),
-        "0 of 5 utterances have the keyword 'yes yes yes'",
-    )
-    assert_one_line(
-        fsachain("keyword", model, folder / "data", "maybe", folder / "none", *lang), "word 'maybe'"
-    )
+    outcome = fsachain(keyword, "yes yes yes", "none")
+    assert_one_line(outcome, "0 of 5 utterances have the keyword 'yes yes yes'")
+    assert_one_line(fsachain(keyword, "maybe", "none"), "word 'maybe'")
 
 
 def test_a_grammar_of_kaldi_decodes_as_its_arpa_file_does(fsachain, trained):
     """G.fst, whose words have ids of its own, against the n-gram that it was made of."""
-    folder, lang = trained, ("--lang", trained / "lang")
-    lexicon = load_lang(folder / "lang").lexicon
-    options = (*lang, "--units", "words", "--order", 2)
-    fsachain.ok("estimate-arpa", folder / "data/text", folder / "lm.arpa", *options)
-    grammar = Transducer.from_openfst(grammar_from_arpa(folder / "lm.arpa", lexicon))
+    lexicon = load_lang(trained / "lang").lexicon
+    fsachain.ok("estimate-arpa data/text lm.arpa --lang lang --units words --order 2")
+    grammar = Transducer.from_openfst(grammar_from_arpa(trained / "lm.arpa", lexicon))
     size = len(lexicon.words)
     ids = np.array([0, *range(size, 0, -1)], dtype=np.int32)  # their numbers run the other way
-    (folder / "words.txt").write_text(
-        "<eps> 0\n" + "".join(f"{word} {size - n}\n" for n, word in enumerate(lexicon.words))
-    )
+    names = "".join(f"{word} {size - n}\n" for n, word in enumerate(lexicon.words))
+    (trained / "words.txt").write_text(f"<eps> 0\n{names}")
     theirs = replace(grammar, ilabel=ids[grammar.ilabel], olabel=ids[grammar.olabel])
-    write_fst(theirs.to_openfst(), folder / "G.fst")
-    decode = ("decode", folder / "exp/model.safetensors", folder / "data")
-    fsachain.ok(*decode, folder / "a", *lang, "--arpa", folder / "lm.arpa")
-    pair = ("--grammar", folder / "G.fst", folder / "words.txt")
-    fsachain.ok(*decode, folder / "b", *lang, *pair)
-    assert (folder / "a/hyp.txt").read_text() == (folder / "b/hyp.txt").read_text()
-    assert_one_line(
-        fsachain(*decode, folder / "c", *lang, *pair, "--arpa", folder / "lm.arpa"),
-        "expected one language model",
-    )
+    write_fst(theirs.to_openfst(), trained / "G.fst")
+    decode, pair = "decode exp/model.safetensors data --lang lang", "--grammar G.fst words.txt"
+    fsachain.ok(f"{decode} a --arpa lm.arpa")
+    fsachain.ok(f"{decode} b {pair}")
+    assert (trained / "a/hyp.txt").read_text() == (trained / "b/hyp.txt").read_text()
+    assert_one_line(fsachain(f"{decode} c {pair} --arpa lm.arpa"), "expected one language model")

@@ -117,6 +117,8 @@ def test_wrong_change_is_one_line(fsachain, built, change, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ("trian.seed=1", "trian: unknown option; did you mean 'train'"),
+        ("lang.context=triphone", "context: 'triphone' is not one of monophone, biphone"),
         ("features.kind=plp", "kind: 'plp'"),
         ("features.sample_rate=-1", "sample_rate is -1"),
         ("features.num_mel_bins=-1", "num_mel_bins is -1"),

@@ -51,68 +51,66 @@ def stages_of(out):
 
 
 def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp, inputs):
-    outcome = fsachain.ok("run", exp, *inputs, "--seed", 3)
+    outcome = fsachain.ok("run exp", *inputs, "--seed", 3)
     assert stages_of(outcome.out) == FIRST
     assert "features, as the recordings have them: 40 fbank at 8000 Hz" in outcome.out
     assert (exp / "report.txt").read_text().startswith("test         WER ")
     assert "<audio" in (exp / "report.html").read_text()  # the test set is found without data/test
     kept = Experiment.read(exp / "config.yaml")
     assert (kept.train.seed, kept.features.sample_rate, kept.features.num_mel_bins) == (3, 8000, 40)
-    again = fsachain.ok("run", exp)
-    assert f"configuration: {exp / 'config.yaml'}" in again.out and "all is done" in again.out
+    again = fsachain.ok("run exp")
+    assert "configuration: exp/config.yaml" in again.out and "all is done" in again.out
     assert stages_of(again.out) == []
 
 
 def test_changed_options_and_data_are_noticed(fsachain, exp, inputs, recorded):
-    fsachain.ok("run", exp, *inputs)
-    outcome = fsachain.ok("run", exp, "--set", "decoding.ngram_order=2", "--to", "decode")
+    fsachain.ok("run exp", *inputs)
+    outcome = fsachain.ok("run exp --set decoding.ngram_order=2 --to decode")
     assert "done before: lang, features, graphs, train" in outcome.out
     assert stages_of(outcome.out) == ["decode"]
     assert (exp / "decode" / "grammar.arpa").is_file()
-    assert stages_of(fsachain("run", exp).out) == ["align", "report"]
-    other = fsachain("run", exp, "--set", "network.channels=4")
+    assert stages_of(fsachain("run exp").out) == ["align", "report"]
+    other = fsachain("run exp --set network.channels=4")
     assert_one_line(other, "holds a training with other options")
     (recorded / "data" / "text").write_text(TEXT.replace("u2 no", "u2 yes"))
-    assert stages_of(fsachain("run", exp, "--to", "graphs").out) == ["lang", "features", "graphs"]
+    assert stages_of(fsachain("run exp --to graphs").out) == ["lang", "features", "graphs"]
 
 
 def test_a_word_network_of_the_training_text_and_sums_over_paths_rescore(fsachain, exp, inputs):
-    fsachain.ok("run", exp, *inputs, "--to", "decode")
+    fsachain.ok("run exp", *inputs, "--to", "decode")
     network = ("--set", "rescoring.network_epochs=2", "--set", "rescoring.speeds=[0.9, 1.0]")
     network += ("--set", "decoding.ngram_order=2")
-    assert stages_of(fsachain.ok("run", exp, *network).out) == ["decode", "rescore", "align", "report"]
+    assert stages_of(fsachain.ok("run exp", *network).out) == ["decode", "rescore", "align", "report"]
     assert (exp / "decode" / "dev" / "lattices.ark").is_file() and (exp / "rescore" / "wer.json").is_file()
     assert "rescored " in (exp / "report.txt").read_text()
-    spelt = fsachain("run", exp, *network, "--set", "decoding.open_vocabulary=true", "--to", "rescore")
+    spelt = fsachain("run exp", *network, "--set", "decoding.open_vocabulary=true", "--to", "rescore")
     assert_one_line(spelt, "rescoring.network_epochs: expected 0")
-    options = ("--set", "decoding.open_vocabulary=true", "--set", "rescoring.network_epochs=0")
-    assert_one_line(
-        fsachain("run", exp, *options, "--to", "rescore"), "rescoring.speeds = [0.9, 1]: expected []"
-    )
+    options = "--set decoding.open_vocabulary=true --set rescoring.network_epochs=0"
+    assert_one_line(fsachain(f"run exp {options} --to rescore"), "rescoring.speeds = [0.9, 1]: expected []")
 
 
 def test_rescore_with_the_word_network_that_a_run_kept_finds_what_the_run_found(
     fsachain, exp, inputs, recorded
 ):
     options = ("--set", "rescoring.network_epochs=2", "--set", "decoding.ngram_order=2")
-    told = fsachain.ok("run", exp, *inputs, *options, "--to", "rescore").out
+    told = fsachain.ok("run exp", *inputs, *options, "--to", "rescore").out
     assert told.count("dev   WER") == 2, "the search's choice and that of rescoring"
     arpa, data, kept = exp / "decode" / "grammar.arpa", recorded / "data", exp / "rescore"
-    command = ("rescore", exp / "model" / "model.safetensors", data, arpa, recorded / "again")
-    search = ("--arpa", arpa, "--dev", data, "--lattices", exp / "decode", "--workers", 1)
-    fsachain.ok(*command, *search, "--word-network", kept / "word_network.safetensors")
+    command = f"rescore {exp}/model/model.safetensors {data} {arpa} again"
+    search = f"--arpa {arpa} --dev {data} --lattices {exp}/decode --workers 1"
+    fsachain.ok(f"{command} {search} --word-network {kept}/word_network.safetensors")
     for name in ("hyp.txt", "tuning.txt"):
         assert (recorded / "again" / name).read_text() == (kept / name).read_text()
-    other = fsachain(*command, *search, "--word-network", exp / "model" / "model.safetensors")
+    other = fsachain(f"{command} {search} --word-network {exp}/model/model.safetensors")
     assert_one_line(other, "holds no word network")
 
 
 def test_options_that_a_training_refuses_are_forgotten(fsachain, exp, inputs):
     """The folder is as it was: without them the run is done, and other options do not meet them again."""
-    fsachain.ok("run", exp, *inputs, "--to", "train")
-    outcome = fsachain("run", exp, "--set", "network.channels=16", "--to", "train")
+    fsachain.ok("run exp", *inputs, "--to", "train")
+    outcome = fsachain("run exp --set network.channels=16 --to train")
     assert outcome.status == 1 and "network.channels was 8, is 16" in outcome.err
-    assert stages_of(fsachain.ok("run", exp, "--to", "train").out) == []
+    assert stages_of(fsachain.ok("run exp --to train").out) == []
 
 
 def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, exp, inputs, monkeypatch):
@@ -121,16 +119,16 @@ def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, ex
 
     with monkeypatch.context() as patch:
         patch.setattr("fsachain.cli.run.Recogniser.decode", interrupt)
-        assert fsachain("run", exp, *inputs).status == EXIT_INTERRUPTED
-    assert stages_of(fsachain("run", exp, *inputs).out) == ["decode", "align", "report"]
+        assert fsachain("run exp", *inputs).status == EXIT_INTERRUPTED
+    assert stages_of(fsachain("run exp", *inputs).out) == ["decode", "align", "report"]
 
 
 def test_what_else_may_have_been_said_becomes_numerators(fsachain, exp, inputs, recorded):
     """`mend --alternatives` writes patterns, which `run --patterns` trains on in place of the transcripts."""
-    fsachain.ok("run", exp, *inputs, "--to", "train")
+    fsachain.ok("run exp", *inputs, "--to", "train")
     model = exp / "model" / "model.safetensors"
-    mend = ("mend", model, recorded / "data", recorded / "mended", "--substitution", 0.5, "--insertion", 0.5)
-    fsachain.ok(*mend, "--deletion", 0.5, "--alternatives", 3)
+    mend = f"mend {model} data mended --substitution 0.5 --insertion 0.5"
+    fsachain.ok(f"{mend} --deletion 0.5 --alternatives 3")
     lines = (recorded / "mended" / "patterns.txt").read_text().splitlines()
     assert any("|" in line for line in lines)
     best = read_text(recorded / "mended" / "text")
@@ -143,7 +141,7 @@ def test_what_else_may_have_been_said_becomes_numerators(fsachain, exp, inputs, 
         assert tuple(found) == best[name]
     shutil.copy(recorded / "mended" / "text", recorded / "data" / "text")
     second = exp.with_name("second")
-    fsachain.ok("run", second, *inputs, "--patterns", recorded / "mended" / "patterns.txt", "--to", "train")
+    fsachain.ok(f"run {second}", *inputs, "--patterns", recorded / "mended" / "patterns.txt", "--to", "train")
     numerators = load_numerators(second / "graphs" / "train.npz")
     assert any(len(numerator.words) > len(best[name]) for name, numerator in numerators.items())
 
@@ -155,7 +153,7 @@ def test_patterns_take_the_place_of_transcripts_that_cannot_be_used(fsachain, ex
     (train / "text").write_text("u1\nu2 maybe\nu3 yes\nu4 no\nu5 no yes\n")
     patterns.write_text("u1 ( 0.6 yes | 0.4 no )\nu2 * no *\nu9 yes\n")
     inputs[1] = train
-    outcome = fsachain("run", exp, *inputs, "--patterns", patterns, "--to", "graphs")
+    outcome = fsachain("run exp", *inputs, "--patterns", patterns, "--to", "graphs")
     assert outcome.status == EXIT_LEFT_OUT, outcome.err  # of the phone language model
     assert set(load_numerators(exp / "graphs" / "train.npz")) == {"u1", "u2", "u3", "u4", "u5"}
     patterns.write_text("u9 yes\n")
@@ -165,20 +163,20 @@ def test_patterns_take_the_place_of_transcripts_that_cannot_be_used(fsachain, ex
 
 def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inputs):
     first = [*inputs, "--set", "phone_lm.ngram_order=2", "--set", "phone_lm.no_prune_ngram_order=2"]
-    fsachain.ok("run", exp, *first, "--to", "train")
+    fsachain.ok("run exp", *first, "--to", "train")
     second = exp.with_name("second")
     mean = ("--set", "supervision.chunk_frames=60", "--set", "decoding.first_pass_share=0.5")
-    outcome = fsachain.ok("run", second, "--first", exp, *mean)
+    outcome = fsachain.ok(f"run {second} --first {exp}", *mean)
     assert stages_of(outcome.out) == ["align-train", "supervise", *FIRST[3:]]
     assert Experiment.read(second / "config.yaml").phone_lm.ngram_order == 2
     assert (second / "report.html").is_file() and not (second / "lang").exists()
-    assert_one_line(fsachain("run", exp, "--first", exp), "is EXP itself")
+    assert_one_line(fsachain("run exp --first exp"), "is EXP itself")
     alone = fsachain("run", exp.with_name("third"), *inputs, *mean)
     assert_one_line(alone, "decoding.first_pass_share = 0.5 without --first")
 
 
 def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp, inputs, recorded):
-    fsachain.ok("run", exp, *inputs, *CTC, "--to", "train")
+    fsachain.ok("run exp", *inputs, *CTC, "--to", "train")
     lang, graph = ("--lang", recorded / "ctc-lang"), ("--den", recorded / "ctc-den")
     data, numerators = recorded / "data", recorded / "ctc.npz"
     for step in (
@@ -197,30 +195,30 @@ def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp, in
 
 def test_utterances_left_out_are_told_once_and_end_with_status_3(fsachain, exp, inputs, recorded):
     (recorded / "data" / "text").write_text(TEXT.replace("u2 no", "u2 maybe"))
-    outcome = fsachain("run", exp, *inputs)
+    outcome = fsachain("run exp", *inputs)
     assert outcome.status == EXIT_LEFT_OUT, outcome.err
     assert stages_of(outcome.out) == FIRST
     faults = [json.loads(line) for line in (exp / "faults.jsonl").read_text().splitlines()]
     assert len(faults) == len({(fault["id"], fault["kind"]) for fault in faults})
     assert {fault["id"] for fault in faults if fault["kind"] == "unknown word"} == {"u2"}
-    stopped = fsachain("run", exp, *inputs, "--bad-data", "stop", "--from", "graphs")
+    stopped = fsachain("run exp", *inputs, "--bad-data", "stop", "--from", "graphs")
     assert_one_line(stopped, "--bad-data is stop", "u2")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--from", "decode"], "--from decode: EXP has no stage lang that is done"),
-        (["--from", "graphs", "--to", "lang"], "--from graphs: EXP has no stage lang"),
+        (["--from", "decode"], "--from decode: exp has no stage lang that is done"),
+        (["--from", "graphs", "--to", "lang"], "--from graphs: exp has no stage lang"),
         (["--to", "supervise"], "--to supervise: this run has the stages lang, features, graphs"),
     ],
 )
 def test_stages_that_cannot_be_are_named(fsachain, exp, inputs, options, message):
-    assert_one_line(fsachain("run", exp, *inputs, *options), message.replace("EXP", str(exp)))
+    assert_one_line(fsachain("run exp", *inputs, *options), message)
 
 
 def test_missing_input_is_named(fsachain, exp, inputs):
-    outcome = fsachain("run", exp, *inputs[2:])
+    outcome = fsachain("run exp", *inputs[2:])
     assert outcome.status == 2 and "Missing option '--train'" in outcome.err
 
 
@@ -285,7 +283,7 @@ def test_all_long_work_of_a_run_is_counted_to_its_end(fsachain, exp, inputs, mon
             pass
 
     monkeypatch.setattr(lines, "Lines", Noted)
-    fsachain.ok("run", exp, *inputs)
+    fsachain.ok("run exp", *inputs)
     counted = {"features", "numerators", "network", "decoding", "aligning", "epoch 1/1"}
     assert counted | {"phone language model", "denominator graph", "decoding graph", "report"} <= set(found)
     for what in counted:
