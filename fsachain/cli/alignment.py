@@ -18,7 +18,7 @@ from fsachain.cli.decoding import network_outputs
 from fsachain.cli.graphs import build_numerators, normalization_option
 from fsachain.cli.lang import Lang, load_lang
 from fsachain.cli.model import TRAINED, AcousticModel, check_lang, lang_of, model_lang_option, normalise_set
-from fsachain.cli.options import DATA, FILE, OUT, coarse_option, command, fresh, option
+from fsachain.cli.options import DATA, FILE, OUT, command, fresh, option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.use import stream_outputs, utterance_name, with_progress
 from fsachain.data.audio import Recording, Resampler, read_audio
@@ -37,15 +37,7 @@ from fsachain.decode.align import (
 from fsachain.decode.align import align as align_outputs
 from fsachain.decode.ctm import read_ctm, textgrid_name, write_ctm, write_textgrid
 from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, MOST_SECONDS, BoundaryModel, boundary_errors
-from fsachain.errors import (
-    AlignmentError,
-    ConfigError,
-    DataError,
-    FsachainError,
-    ShapeError,
-    but_for,
-    counted,
-)
+from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError, but_for, counted
 from fsachain.files import text_lines
 from fsachain.fsa import Fsa
 from fsachain.progress import counter
@@ -57,13 +49,15 @@ WORST = 5  # words that the summary of align-long names
 Samples = NDArray[np.float32]
 WHOLE_SECONDS = 120.0  # longer recordings go through the network block by block
 
+coarse_option = option(
+    bool,
+    "Leave boundaries between the network's frames, 30 ms apart: they are not moved to where the sound changes.",
+    "--coarse",
+)
+
 
 class Spoken(NamedTuple):
-    """A recording and its transcript.
-
-    audio: a path, or samples [L] or [channels, L], floats in [-1, 1) or 16-bit integers; sample_rate: Hz, of samples alone;
-    text: words, or a line of them.
-    """
+    """A recording and its transcript, as `Aligner.align` takes them."""
 
     audio: Any
     sample_rate: int | None
@@ -165,7 +159,7 @@ class Aligner:
             outputs = dict(zip(short, self._outputs([made[n] for n in short]), strict=True))
             for n, spoken in enumerate(batch):
                 try:
-                    if isinstance(made[n], FsachainError):
+                    if isinstance(made[n], Exception):
                         raise made[n]
                     yield self._aligned(spoken, made[n], outputs.get(n), tolerant)
                 except (DataError, ShapeError) as error:
@@ -175,11 +169,14 @@ class Aligner:
         self, spoken: Spoken, samples: Samples | Recording, outputs: Samples | None, tolerant: bool
     ) -> Alignment:
         """From network outputs, or from those of a long recording block by block."""
-        blocks = [samples] if isinstance(samples, np.ndarray) else samples.blocks()
+        words, has = list(spoken.text), self.lang.lexicon.has
+        if isinstance(spoken.text, str):  # marks between words are no words
+            words = [word for word in spoken.text.split() if has(word) or any(map(str.isalnum, word))]
+        blocks: Iterable[Any] = [samples]
         scores: Iterable[Any] = [outputs]
         if isinstance(samples, Recording):
-            scores = stream_outputs(self.model, samples)
-        found = self.align_scores(_name(spoken), self._words(spoken), scores, tolerant=tolerant)
+            blocks, scores = samples.blocks(), stream_outputs(self.model, samples)
+        found = self.align_scores(_name(spoken), words, scores, tolerant=tolerant)
         return found if self.boundaries is None else self.boundaries.refine(blocks, found)
 
     def _samples(self, spoken: Spoken) -> Any:
@@ -211,13 +208,6 @@ class Aligner:
         found = self.model.outputs(normalise_set([e for e in examples if e.num_frames], self.model.cmvn))
         none = np.zeros((0, self.model.network.num_pdfs), np.float32)
         return [found.get(example.id, none) for example in examples]
-
-    def _words(self, spoken: Spoken) -> list[str]:
-        if not isinstance(spoken.text, str):
-            return list(spoken.text)
-        # Marks between words are no words.
-        has = self.lang.lexicon.has
-        return [word for word in spoken.text.split() if has(word) or any(map(str.isalnum, word))]
 
     def align_scores(
         self, name: str, words: Sequence[str], scores: Iterable[Samples], *, tolerant: bool = False

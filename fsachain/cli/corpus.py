@@ -23,10 +23,10 @@ from urllib.parse import quote
 
 import click
 
-from fsachain.cli.alignment import Aligner, refined, sounds_of
+from fsachain.cli.alignment import Aligner, coarse_option, refined, sounds_of
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_set
-from fsachain.cli.options import FILE, FOLDER, OUT, Read, coarse_option, command, option
+from fsachain.cli.options import FILE, FOLDER, OUT, Read, command, option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.run import Run, perform
 from fsachain.data.audio import Recording, audio_identity

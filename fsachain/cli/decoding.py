@@ -14,23 +14,10 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.cli.graphs import any_phones, build_numerators, normalization_option
+from fsachain.cli.graphs import any_phones, build_numerators, normalization_option, phones_per_loop_option
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, load_word_network, model_lang_option, normalise_set
-from fsachain.cli.options import (
-    COUNT,
-    DATA,
-    FILE,
-    FOLDER,
-    OUT,
-    Read,
-    command,
-    fresh,
-    option,
-    phones_per_loop_option,
-    search_options,
-    track,
-)
+from fsachain.cli.options import COUNT, DATA, FILE, FOLDER, OUT, Read, command, fresh, option, together, track
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
@@ -79,6 +66,21 @@ LATTICES = {"kaldi": (write_kaldi_lattices, "ark"), "openfst": (write_openfst_la
 MOST_UNKNOWN = 10  # words that are told
 NATS = click.FloatRange(min=0)
 MENDING_BEAM = 10.0  # nats by which a word that was written may be worse than another
+
+search_options = together(
+    option(FILE, "Word language model; without it any word of the lexicon may follow any.", "--arpa"),
+    option((FILE, FILE), "The same as G.fst, and its words.txt.", "--grammar", metavar="G WORDS"),
+    option(
+        click.FloatRange(min=0), "Factor on its costs; `decode --dev` finds one.", "--lm-weight", default=1.0
+    ),
+    option(float, "Cost of each word, likewise.", "--word-insertion-penalty", default=0.0),
+    option(
+        bool,
+        "Words that the language model lacks are spelt, by an n-gram of the phones of the lexicon's words.",
+        "--open-vocabulary",
+    ),
+    option(float, "Cost of each word that is spelt, likewise.", "--unknown-word-penalty", default=0.0),
+)
 
 
 class DecodingGraphs:

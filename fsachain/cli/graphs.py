@@ -13,17 +13,7 @@ import numpy as np
 
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.lang import TREE, Lang, check_phone_names, lang_option, usable_transcripts
-from fsachain.cli.options import (
-    COUNT,
-    DATA,
-    FILE,
-    FOLDER,
-    OUT,
-    command,
-    merge_option,
-    option,
-    phones_per_loop_option,
-)
+from fsachain.cli.options import COUNT, DATA, FILE, FOLDER, OUT, command, option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.data.kaldi_dir import DataDir, read_table
 from fsachain.data.utterance import Fault
@@ -59,6 +49,20 @@ DEAR_STAR = 2000  # arcs; with 800, a 2-gram of 39 phones, the loss takes 3.5 ti
 
 Merge = Literal["sum", "min"]
 
+merge_option = option(
+    click.Choice(["sum", "min"]),
+    "Arcs out of the normalization's start that are alike: added up, or the best kept, as Kaldi does.",
+    "--merge",
+    default="sum",
+)
+den_option = option(FOLDER, "Folder made by `fsachain den-graph`.", "--den", required=True)
+phones_per_loop_option = option(
+    click.FloatRange(min=1, min_open=True),
+    "Phones that anything, or <loop>, has on average.",
+    "--phones-per-loop",
+    default=10.0,
+)
+
 
 @command(phone_lm=FILE, out=OUT)
 def den_graph(phone_lm: Path, out: Path, lang: Lang = lang_option, merge: Merge = merge_option) -> str:
@@ -85,12 +89,8 @@ def write_denominator(lang: Lang, fsa: Fsa, out: Path, merge: Merge) -> str:
     lang.tree.save(out / TREE)
     fsa.write(out / DENOMINATOR)
     denominator.normalization_fsa(merge).write(out / NORMALIZATION)
-    sizes = (
-        counted(fsa.num_states, "state"),
-        counted(fsa.num_arcs, "arc"),
-        counted(lang.tree.num_pdfs, "pdf"),
-    )
-    return f"denominator graph of {', '.join(sizes)}"
+    sizes = {"state": fsa.num_states, "arc": fsa.num_arcs, "pdf": lang.tree.num_pdfs}
+    return f"denominator graph of {', '.join(counted(number, what) for what, number in sizes.items())}"
 
 
 def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:

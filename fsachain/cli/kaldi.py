@@ -13,23 +13,11 @@ import numpy as np
 from fsachain.backends.dispatch import forward_backward
 from fsachain.cli.config import Experiment
 from fsachain.cli.decoding import network_outputs
-from fsachain.cli.graphs import Merge, write_denominator
+from fsachain.cli.graphs import Merge, merge_option, write_denominator
 from fsachain.cli.lang import Lang, lang_option, write_phone_lm
 from fsachain.cli.model import TRAINED, AcousticModel
-from fsachain.cli.options import (
-    COUNT,
-    DATA,
-    FILE,
-    FOLDER,
-    OUT,
-    command,
-    jobs_option,
-    many,
-    merge_option,
-    option,
-    track,
-)
-from fsachain.cli.resources import Resources, with_resources
+from fsachain.cli.options import COUNT, DATA, FILE, FOLDER, OUT, command, many, option, track
+from fsachain.cli.resources import RESOURCE_OPTIONS, Resources, with_resources
 from fsachain.cli.supervision import supervise_by_lattices
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.kaldi_examples import read_examples
@@ -253,7 +241,7 @@ def decode_archive(
     words: Path,
     out: Path,
     acoustic_scale: float = option(float, "Factor on the outputs; 1.0 for chain models.", default=1.0),
-    jobs: int = jobs_option,
+    jobs: int = RESOURCE_OPTIONS["jobs"],
 ) -> str:
     """Decode network outputs with a graph of Kaldi.
 

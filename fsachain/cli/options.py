@@ -144,67 +144,7 @@ def many(kind: click.ParamType | type) -> dict[str, Any]:
     return {"type": kind, "nargs": -1, "required": True}
 
 
-den_option = option(FOLDER, "Folder made by `fsachain den-graph`.", "--den", required=True)
-merge_option = option(
-    click.Choice(["sum", "min"]),
-    "Arcs out of the normalization's start that are alike: added up, or the best kept, as Kaldi does.",
-    "--merge",
-    default="sum",
-)
 seed_option = option(int, "Seed of everything that is drawn.", "--seed", default=1)
-search_options = together(
-    option(FILE, "Word language model; without it any word of the lexicon may follow any.", "--arpa"),
-    option((FILE, FILE), "The same as G.fst, and its words.txt.", "--grammar", metavar="G WORDS"),
-    option(
-        click.FloatRange(min=0), "Factor on its costs; `decode --dev` finds one.", "--lm-weight", default=1.0
-    ),
-    option(float, "Cost of each word, likewise.", "--word-insertion-penalty", default=0.0),
-    option(
-        bool,
-        "Words that the language model lacks are spelt, by an n-gram of the phones of the lexicon's words.",
-        "--open-vocabulary",
-    ),
-    option(float, "Cost of each word that is spelt, likewise.", "--unknown-word-penalty", default=0.0),
-)
-phones_per_loop_option = option(
-    click.FloatRange(min=1, min_open=True),
-    "Phones that anything, or <loop>, has on average.",
-    "--phones-per-loop",
-    default=10.0,
-)
-jobs_option = option(COUNT, "Processes that work at once.", "--jobs", default=1)
-scheduler_option = option(
-    str,
-    "Dask scheduler, such as tcp://host:8786, whose workers do the work in place of this machine.",
-    "--scheduler",
-    metavar="ADDRESS",
-)
-coarse_option = option(
-    bool,
-    "Leave boundaries between the network's frames, 30 ms apart: they are not moved to where the sound changes.",
-    "--coarse",
-)
-commands_option = option(
-    bool,
-    "Run the shell commands that stand in wav.scp or a manifest, with your rights: for data that you trust.",
-    "--allow-commands",
-)
-
-
-bad_data_option = option(
-    click.Choice(["exclude", "stop"]),
-    "exclude: go on without utterances that cannot be used, list them, end with status 3. stop: end at once.",
-    "--bad-data",
-    default="exclude",
-)
-RESOURCE_OPTIONS = {
-    "scheduler": scheduler_option,
-    "cache": option(OUT, "Folder that keeps features between runs.", "--cache"),
-    "workers": option(COUNT, "Threads or processes.", "--workers", default=2),
-    "jobs": jobs_option,
-    "bad_data": bad_data_option,
-    "commands": commands_option,
-}
 
 
 def track(items: Sequence[Item], what: str) -> Iterator[Item]:

@@ -19,23 +19,12 @@ from numpy.typing import NDArray
 
 from fsachain.backends.dispatch import forward_backward
 from fsachain.cli.config import Experiment, config_option
-from fsachain.cli.graphs import build_numerators, load_denominator, load_normalization
+from fsachain.cli.graphs import build_numerators, den_option, load_denominator, load_normalization
 from fsachain.cli.inspect import compare, read_graph, speakers_option
 from fsachain.cli.lang import LANG, Lang, load_lang
 from fsachain.cli.model import FINAL_MODEL, TRAINED, AcousticModel, check_lang, model_lang_option
-from fsachain.cli.options import (
-    COUNT,
-    DATA,
-    FILE,
-    FOLDER,
-    OUT,
-    PATH,
-    command,
-    commands_option,
-    den_option,
-    many,
-    option,
-)
+from fsachain.cli.options import COUNT, DATA, FILE, FOLDER, OUT, PATH, command, many, option
+from fsachain.cli.resources import RESOURCE_OPTIONS
 from fsachain.data.audio import read_audio
 from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir, Utterance
@@ -67,15 +56,11 @@ ALIGNMENTS = {"words": "words.ctm", "phones": "phones.ctm"}
 utterance_option = option(str, "Id of the utterance.", "--utterance", required=True)
 
 
-# Beside EXP unless it is given.
-REPORT_OUT = {
-    "type": OUT,
-    "required": False,
-    "callback": lambda context, _, out: out or context.params["exp"] / REPORT,
-}
+def _beside_exp(context: click.Context, _: click.Parameter, out: Path | None) -> Path:
+    return out or context.params["exp"] / REPORT
 
 
-@command(exp=FOLDER, out=REPORT_OUT)
+@command(exp=FOLDER, out={"type": OUT, "required": False, "callback": _beside_exp})
 def report(
     exp: Path,
     out: Path,
@@ -83,7 +68,7 @@ def report(
     test: Path | None = option(DATA, "Data directory that was decoded.  [default: data/test or test]"),
     utterances: int = option(NUMBER, "How many of the worst, and of the best, are shown.", default=10),
     pictured: int = option(NUMBER, "Of these, with spectrogram and lattice.", default=3),
-    allow_commands: bool = commands_option,
+    allow_commands: bool = RESOURCE_OPTIONS["commands"],
 ) -> str:
     """Show an experiment as one HTML file that needs no network.
 
@@ -278,7 +263,7 @@ def draw_trellis(
     den: Path = den_option,
     by: str = option(click.Choice(["phone", "pdf"]), "Rows.", default="phone"),
     rows: int = option(COUNT, "The most rows that are drawn.", default=40),
-    allow_commands: bool = commands_option,
+    allow_commands: bool = RESOURCE_OPTIONS["commands"],
 ) -> str:
     """Draw what numerator and denominator expect of an utterance, and the gradient.
 
@@ -313,7 +298,7 @@ def draw_alignment(
     out: Path,
     utterance: str = utterance_option,
     experiment: Experiment = config_option,
-    allow_commands: bool = commands_option,
+    allow_commands: bool = RESOURCE_OPTIONS["commands"],
 ) -> str:
     """Draw a recording's spectrogram over its words and phones.
 
@@ -357,7 +342,7 @@ def draw_graph(
     ),
     data: Path | None = option(DATA, "A Kaldi data directory with the utterance."),
     max_arcs: int = option(click.IntRange(1, 1000), "The most arcs that are drawn.", default=60),
-    allow_commands: bool = commands_option,
+    allow_commands: bool = RESOURCE_OPTIONS["commands"],
 ) -> str:
     """Draw an acceptor; of a large one the most used part, with a summary of the whole.
 
@@ -408,16 +393,14 @@ def draw_training(
     Example: fsachain plot training model training.png
     """
     path = log / "train.jsonl" if log.is_dir() else log
-    found = {epoch: _total_wer(folder) for epoch, folder in wers}
+    found = {}
+    for epoch, given in wers:
+        file = given / "wer.json" if given.is_dir() else given
+        wer = number(read_table(file), "total", "wer")
+        if wer is None:
+            raise DataError(f"{file}: has no word error rate; expected a wer.json of `fsachain decode`")
+        found[epoch] = wer
     return _save(results.plot_training(results.read_events(path), wer=found or None, title=str(path)), out)
-
-
-def _total_wer(path: Path) -> float:
-    file = path / "wer.json" if path.is_dir() else path
-    wer = number(read_table(file), "total", "wer")
-    if wer is None:
-        raise DataError(f"{file}: has no word error rate; expected a wer.json of `fsachain decode`")
-    return wer
 
 
 @command(plot, "wer", reference=FILE, hypothesis=FILE, out=OUT)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fsachain.cli.options import RESOURCE_OPTIONS, Option, together, track
+from fsachain.cli.options import COUNT, OUT, Option, option, together, track
 from fsachain.data.audio import Perturbation
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.dataset import Example, load_usable
@@ -25,12 +25,33 @@ from fsachain.decode.wer import read_text
 from fsachain.errors import ConfigError, DataError, FsachainError, LeftOutError, counted, require
 from fsachain.progress import counter
 
-POLICIES = ("exclude", "stop")
 FAULTS_FILE = "faults.jsonl"
 CONNECT_SECONDS = 30
 _PIECES_PER_JOB = 20
 _MOST_IN_PIECE = 200  # items that travel together to a worker
 _PIECES_AHEAD = 200  # that are there at a time
+RESOURCE_OPTIONS = {
+    "scheduler": option(
+        str,
+        "Dask scheduler, such as tcp://host:8786, whose workers do the work in place of this machine.",
+        "--scheduler",
+        metavar="ADDRESS",
+    ),
+    "cache": option(OUT, "Folder that keeps features between runs.", "--cache"),
+    "workers": option(COUNT, "Threads or processes.", "--workers", default=2),
+    "jobs": option(COUNT, "Processes that work at once.", "--jobs", default=1),
+    "bad_data": option(
+        click.Choice(["exclude", "stop"]),
+        "exclude: go on without utterances that cannot be used, list them, end with status 3. stop: end at once.",
+        "--bad-data",
+        default="exclude",
+    ),
+    "commands": option(
+        bool,
+        "Run the shell commands that stand in wav.scp or a manifest, with your rights: for data that you trust.",
+        "--allow-commands",
+    ),
+}
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -54,10 +75,6 @@ class Resources:
     bad_data: str | None = None
     allow_commands: bool = False
     faults: list[Fault] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if self.bad_data is not None and self.bad_data not in POLICIES:
-            raise ConfigError(f"bad_data = {self.bad_data!r}: expected one of {', '.join(POLICIES)}")
 
     def read(self, path: Path) -> DataDir:
         """The utterances of a data set that its tables agree on."""
@@ -188,11 +205,10 @@ def _attempt(make: Callable[..., Any], items: list[tuple[str, Any]]) -> list[tup
 def with_resources(*names: str, beside: bool = False, files: tuple[str, ...] = ()) -> Any:
     """The default of a command's parameter `resources`: gives it the options of these names, and what they say.
 
-    Names are "scheduler", "cache", "workers", "jobs", "bad_data" and "commands", in the order of `--help`. With "bad_data"
-    the data sets `data` and `dev` and the transcripts `text` come read, the faults are printed at the command's end and
-    written to `faults.jsonl` in the folder of its argument `out`, or beside that where it is a file (`beside`), and
-    `LeftOutError` is raised. Of a command without `out` they stand beside the first of the arguments `files` that is given,
-    else in the working directory.
+    Names are those of `RESOURCE_OPTIONS`, in the order of `--help`. With "bad_data" the data sets `data` and `dev` and the
+    transcripts `text` come read, the faults are printed at the command's end and written to `faults.jsonl` in the folder of
+    its argument `out`, or beside that where it is a file (`beside`), and `LeftOutError` is raised. Of a command without
+    `out` they stand beside the first of the arguments `files` that is given, else in the working directory.
     """
 
     def prepare(arguments: dict[str, Any], stack: ExitStack) -> None:

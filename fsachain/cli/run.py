@@ -53,20 +53,10 @@ from fsachain.cli.model import (
     permitted_imports,
     save_word_network,
 )
-from fsachain.cli.options import (
-    COUNT,
-    DATA,
-    FILE,
-    FOLDER,
-    OUT,
-    bad_data_option,
-    command,
-    commands_option,
-    option,
-)
+from fsachain.cli.options import COUNT, DATA, FILE, FOLDER, OUT, command, option
 from fsachain.cli.record import open_log, record_run, recorded_stage
 from fsachain.cli.report import REPORT, report
-from fsachain.cli.resources import FAULTS_FILE, Resources
+from fsachain.cli.resources import FAULTS_FILE, RESOURCE_OPTIONS, Resources
 from fsachain.cli.supervision import supervise
 from fsachain.cli.training import train_model
 from fsachain.cli.training_data import TrainingSet, read_training_set
@@ -473,8 +463,8 @@ def run(
     workers: int = option(
         COUNT, "Threads or processes.", default=lambda: os.cpu_count() or 1, show_default="all processors"
     ),
-    bad_data: str = bad_data_option,
-    allow_commands: bool = commands_option,
+    bad_data: str = RESOURCE_OPTIONS["bad_data"],
+    allow_commands: bool = RESOURCE_OPTIONS["commands"],
     **given: Path | None,
 ) -> None:
     """Go the whole way from data sets and a lexicon to a word error rate.

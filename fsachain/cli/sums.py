@@ -34,13 +34,9 @@ LANES = 16  # utterances that share a call
 Scores = npt.NDArray[np.floating]
 
 
-class Target(click.ParamType):
-    """`ark:out.ark`, or a file's name alone."""
-
-    name = "ark:OUT"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        return Path(str(value).removeprefix("ark:"))
+def _target(value: str) -> Path:
+    """Of `ark:out.ark`, or a file's name alone."""
+    return Path(value.removeprefix("ark:"))
 
 
 leaky_option = option(
@@ -150,7 +146,7 @@ def objf(
     den: Fsa,
     leaky_hmm_coefficient: float = leaky_option,
     deriv: Path | None = option(
-        Target(), "Archive (ark:OUT) or npz file for the derivatives by NNET_OUTPUT."
+        _target, "Archive (ark:OUT) or npz file for the derivatives by NNET_OUTPUT.", metavar="ARK:OUT"
     ),
     resources: Resources = with_resources("bad_data", files=("deriv",)),
 ) -> None:
@@ -203,7 +199,7 @@ def sum(
         OUT, "File for the pdfs of the best paths, a line for each utterance.", "--best-path"
     ),
     occupancy: Path | None = option(
-        Target(), "Archive (ark:OUT) or npz file for the occupancies [frames, pdfs]."
+        _target, "Archive (ark:OUT) or npz file for the occupancies [frames, pdfs].", metavar="ARK:OUT"
     ),
     resources: Resources = with_resources("bad_data", files=("occupancy", "best")),
 ) -> None:

@@ -15,12 +15,19 @@ import torch
 from torch import nn
 
 from fsachain.cli.config import Experiment, config_option
-from fsachain.cli.graphs import DENOMINATOR, load_denominator
+from fsachain.cli.graphs import DENOMINATOR, den_option, load_denominator
 from fsachain.cli.lang import LANG, Lang, lang_option, usable_transcripts
 from fsachain.cli.model import FINAL_MODEL, AcousticModel, begin_network
-from fsachain.cli.options import COUNT, DATA, OUT, PATH, command, den_option, option, scheduler_option, track
+from fsachain.cli.options import COUNT, DATA, OUT, PATH, command, option, track
 from fsachain.cli.record import recorded_command
-from fsachain.cli.resources import FAULTS_FILE, POLICIES, Resources, end_without, executor_at, with_resources
+from fsachain.cli.resources import (
+    FAULTS_FILE,
+    RESOURCE_OPTIONS,
+    Resources,
+    end_without,
+    executor_at,
+    with_resources,
+)
 from fsachain.cli.training_data import ChunkedSet, Loader, TrainingSet, read_training_set
 from fsachain.data.dataset import Example
 from fsachain.data.kaldi_dir import DataDir, Utterance
@@ -64,8 +71,10 @@ def train(
         "With --stream: mix the utterances of so many Shar shards or Kaldi archives, not of the whole corpus.",
     ),
     num_epochs: int | None = option(COUNT, "In place of train.num_epochs of the configuration."),
-    bad_data: str | None = option(click.Choice(POLICIES), "In place of train.bad_data of the configuration."),
-    scheduler: str | None = scheduler_option,
+    bad_data: str | None = option(
+        click.Choice(["exclude", "stop"]), "In place of train.bad_data of the configuration."
+    ),
+    scheduler: str | None = RESOURCE_OPTIONS["scheduler"],
     experiment: Experiment = config_option,
     resources: Resources = with_resources("cache", "workers", "commands"),
 ) -> None:
@@ -254,7 +263,7 @@ def validate(
     ),
     out: Path | None = option(OUT, "File for all faults, one JSON object per line."),
     policy: str = option(
-        click.Choice(POLICIES[::-1]),
+        click.Choice(["stop", "exclude"]),
         "stop: status 1 if there is any fault. exclude: only if nothing is left to train on.",
         default="stop",
     ),

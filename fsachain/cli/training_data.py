@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import click
 import numpy as np
@@ -66,26 +66,24 @@ class TrainingSet:
         """With the numerators of whole utterances, from a file or a folder of shards, which `lang` made."""
         if path == COMPILED:
             return cls(data, None)
+        made: Any
         if path.is_dir():
-            shards = TableShards(path)
-            origin = shards.origin
-            shards.check_bodies()
-            changed = [one.id for one in data if one.id in shards and not shards.says(one.id, one.words)]
-            numerators: Any = shards
+            made = TableShards(path)
+            origin = made.origin
+            made.check_bodies()
+            changed = [one.id for one in data if one.id in made and not made.says(one.id, one.words)]
         else:
-            graphs = load_numerators(path)
-            origin = origin_of(path)
+            made, origin = load_numerators(path), origin_of(path)
             # Numerators of patterns and graphs are not made from transcripts, so their words may differ.
-            compared = graphs if source_of(path) == "transcripts" else ()
-            changed = [one.id for one in data if one.id in compared and graphs[one.id].words != one.words]
-            numerators = graphs
+            compared = made if source_of(path) == "transcripts" else ()
+            changed = [one.id for one in data if one.id in compared and made[one.id].words != one.words]
         check_origin(lang, origin, path)
         if changed:
             raise DataError(
                 f"{path}: the transcript of {changed[0]!r} has changed since its numerator was made; "
                 "build the numerators anew"
             )
-        return cls(data, numerators, isinstance(origin, Mapping) and bool(origin.get("forgive")))
+        return cls(data, made, isinstance(origin, Mapping) and bool(origin.get("forgive")))
 
     @property
     def _floored(self) -> frozenset[str]:
@@ -176,15 +174,9 @@ class ChunkedSet:
                             f"{self.path}: chunk {chunk.id!r} is of {chunk.of_frames} output frames, the utterance has "
                             f"{frames}; supervise anew after a change of features or network"
                         )
+                    part = chunk.start, chunk.frame_weights
                     made.append(
-                        cut_example(
-                            example,
-                            chunk.start,
-                            chunk.frame_weights,
-                            subsampling=subsampling,
-                            context=context,
-                            name=chunk.id,
-                        )
+                        cut_example(example, *part, subsampling=subsampling, context=context, name=chunk.id)
                     )
         return found
 
@@ -209,14 +201,13 @@ def _without_numerator(given: TrainingSet | ChunkedSet, lang: Lang) -> list[Faul
     return [why.get(name, Fault(name, f"utterance {name!r}: has no numerator")) for name in bare]
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """`faults` are of utterances that are in neither source and that the sources themselves do not name."""
 
     cmvn: Cmvn
     train: Source
     dev: Source | None
-    faults: list[Fault] = field(default_factory=list)
+    faults: Sequence[Fault] = ()
 
 
 @dataclass(frozen=True)
@@ -239,8 +230,9 @@ class Loader:
 
     @property
     def _batching(self) -> dict[str, Any]:
-        train = self.experiment.train
-        found = {"batch_size": train.batch_size, "batch_frames": train.batch_frames, "seed": train.seed}
+        found = {
+            name: getattr(self.experiment.train, name) for name in ("batch_size", "batch_frames", "seed")
+        }
         return {**found, "views": self.experiment.loss.views}
 
     def load(self, train: TrainingSet | ChunkedSet, dev: TrainingSet | None) -> Sources:
@@ -250,10 +242,9 @@ class Loader:
         def load(
             which: str, given: TrainingSet | ChunkedSet, copies: Sequence[Perturbation]
         ) -> tuple[DataDir, list[list[Example]]]:
-            found = _without_numerator(given, self.lang)
             made = given.data.select(lambda utterance: utterance.id in (given.numerators or ()))
             usable, variants, broken = self.resources.load_usable(made, self.experiment.features, copies)
-            found += broken
+            found = _without_numerator(given, self.lang) + broken
             if not len(usable):
                 click.echo(told_left_out(found))
                 raise DataError(f"{which} set: no utterance is left; the first: {found[0].reason}")

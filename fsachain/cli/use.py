@@ -12,10 +12,10 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.cli.decoding import DecodingGraphs
+from fsachain.cli.decoding import DecodingGraphs, search_options
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, model_lang_option
-from fsachain.cli.options import OUT, command, many, option, search_options
+from fsachain.cli.options import OUT, command, many, option
 from fsachain.data.audio import Recording
 from fsachain.data.cmvn import SlidingCmvn
 from fsachain.data.features import FeatureStream
