@@ -270,8 +270,7 @@ def align(
     write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
     if textgrid is not None:
         for name, result in found.items():
-            tiers = {"words": result.words, "phones": result.phones}
-            write_textgrid(textgrid / textgrid_name(name), tiers, result.seconds)
+            result.to_textgrid(textgrid / textgrid_name(name))
     return f"{counted(len(found), 'utterance')} aligned{but_for(len(faults))}"
 
 
@@ -284,7 +283,6 @@ def _alignments(
     usable = {name: scores for name, scores in outputs.items() if name in numerators}
     with counter("aligning") as update:
         found, failed = align_outputs(usable, numerators, lang.lexicon.phones, model.timing, progress=update)
-    failed |= {name: "has no frames" for name in numerators if name not in outputs}
     faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
     return data, found, faults
 

@@ -226,8 +226,7 @@ def align_all(
             usable, (examples,) = resources.load(DataDir(tuple(batch)), config)
             outputs = aligner.model.outputs(normalise_set(examples, aligner.model.cmvn))
             for one in usable:
-                scores = [outputs[one.id]] if one.id in outputs else []
-                found[one.id] = aligner.align_scores(one.id, one.words, scores, tolerant=tolerant)
+                found[one.id] = aligner.align_scores(one.id, one.words, [outputs[one.id]], tolerant=tolerant)
                 row = found[one.id].to_dict() | made_of[one.id]
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
             file.flush()

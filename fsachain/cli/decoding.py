@@ -170,7 +170,7 @@ def network_outputs(
     frame_shift: int | None = None,
     speed: float = 1.0,
 ) -> tuple[DataDir, Outputs]:
-    """The utterances that can be used, and network outputs [T', P] by id, with a bar; errors as `Resources.read`.
+    """The utterances that can be used, and network outputs [T', P] by id, with a bar; errors as `Resources.leave_out`.
 
     `frame_shift` is that of `AcousticModel.outputs`, by default `decoding.frame_shift`; 0 for what asks for times. `speed`
     is that of `Perturbation`.
@@ -181,10 +181,7 @@ def network_outputs(
     usable, (examples,) = resources.load(data, model.experiment.features, [copy])
     with counter("network") as update:
         found = model.outputs(normalise_set(examples, model.cmvn), update, frame_shift)
-    outputs = {name.removeprefix(copy.prefix): scores for name, scores in found.items()}
-    if resources.bad_data is not None:
-        usable = usable.select(lambda utterance: utterance.id in outputs)
-    return usable, outputs
+    return usable, {name.removeprefix(copy.prefix): scores for name, scores in found.items()}
 
 
 def _write_tuning(out: Path, result: TuningResult, **more: Any) -> None:

@@ -63,8 +63,7 @@ class Resources:
 
     `cache` is a folder that keeps features between runs, `workers` the threads that compute features or the processes that
     search, `jobs` the processes that make graphs; an `executor` does the work of all of them in their place. `bad_data`:
-    "exclude" goes on without utterances that cannot be used, which `listing` lists; "stop" ends where there are any; None:
-    the first that cannot be read is an error, and those that the work itself leaves out are printed at once.
+    "exclude" goes on without utterances that cannot be used, which `listing` lists; "stop" ends where there are any.
     `allow_commands` is as for `DataDir.read`.
     """
 
@@ -72,14 +71,12 @@ class Resources:
     workers: int = 1
     jobs: int = 1
     executor: Executor | None = None
-    bad_data: str | None = None
+    bad_data: str = "stop"
     allow_commands: bool = False
     faults: list[Fault] = field(default_factory=list)
 
     def read(self, path: Path) -> DataDir:
         """The utterances of a data set that its tables agree on."""
-        if self.bad_data is None:
-            return DataDir.read(path, allow_commands=self.allow_commands)
         data, faults = DataDir.check(path, allow_commands=self.allow_commands)
         self.leave_out(faults, len(data), str(path))
         return data
@@ -98,10 +95,8 @@ class Resources:
     def load(
         self, data: DataDir, config: FeatureConfig, copies: Sequence[Perturbation] = (Perturbation(),)
     ) -> tuple[DataDir, list[list[Example]]]:
-        """The utterances that have features, and these for each copy; errors as `read`."""
+        """The utterances that have features, and these for each copy; errors as `leave_out`."""
         usable, variants, faults = self.load_usable(data, config, copies)
-        if self.bad_data is None and faults:
-            raise DataError(faults[0].reason)
         self.leave_out(faults, len(usable), "the recordings")
         return usable, variants
 
@@ -116,8 +111,6 @@ class Resources:
     def leave_out(self, faults: Sequence[Fault], num_left: int, where: str) -> None:
         """Go on without these utterances, or end with a DataError: where none is left, or `bad_data` is "stop"."""
         self.faults.extend(faults)
-        if self.bad_data is None and faults:
-            click.echo(told_left_out(faults))
         if not num_left or (faults and self.bad_data == "stop"):
             what = f"{counted(len(faults), 'fault')}, and --bad-data is stop"
             none = "no utterance is left" if self.faults else "there are no utterances"
@@ -215,7 +208,7 @@ def with_resources(*names: str, beside: bool = False, files: tuple[str, ...] = (
         given = {name: arguments.pop(name) for name in (*names, "allow_commands") if name in arguments}
         executor = stack.enter_context(executor_at(given.pop("scheduler", None)))
         resources = arguments["resources"] = Resources(executor=executor, **given)
-        if resources.bad_data is None:
+        if "bad_data" not in names:
             return
         given_files = [arguments[name] for name in files if arguments[name]]
         command = Path(str(click.get_current_context().info_name))
