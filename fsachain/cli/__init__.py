@@ -1,7 +1,7 @@
 """The command `fsachain`: one subcommand for each step from a lexicon to a word error rate.
 
 app         the names of all commands, which are imported when they are asked for
-options     arguments and options that several commands have; resources: cache, workers, and what happens to bad data
+options     commands, arguments and options; resources: cache, workers, and what happens to bad data
 config      the sections of an experiment's YAML file
 others      one file for each group of commands: the command and what it does; recipes call the functions beside them
 """

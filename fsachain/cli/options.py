@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have. Light: what `--help` needs and no more."""
+"""Commands, with kinds of arguments and options. Light: what `--help` needs and no more."""
 
 from __future__ import annotations
 
