@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import fsachain
 from fsachain import ContextTree, DenominatorGraph, Forgiveness, Lexicon, LFMMILoss, Topology, build_numerator
+from fsachain.data.utterance import Utterance
 from fsachain.decode.suspicious import doubts
 from fsachain.errors import ConfigError, GraphError
 from fsachain.graph.denominator import build_denominator, coarse
@@ -22,7 +23,6 @@ from fsachain.graph.forgive import forgive
 from fsachain.graph.numerator import load_numerators, numerator_of_phones, save_numerators
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import any_phones, phone_loop, transcript_acceptor, ways_to_say
-from recipes.pipeline.corpus import Recording
 from recipes.weak_transcripts.corrupt import Rates, corrupt, corrupt_text, densest, precision_at
 
 LONGEST = 4
@@ -422,6 +422,6 @@ def test_the_densest_utterances_are_those_with_most_words_a_second_and_none_is_e
     for name, (count, seconds) in spoken.items():
         path = tmp_path / f"{name}.wav"
         soundfile.write(path, np.zeros(int(8000 * seconds)), 8000)
-        recordings.append(Recording(name, "s", ("one",) * count, path))
+        recordings.append(Utterance(name, "s", ("one",) * count, str(path)))
     assert [one.id for one in densest(recordings, 0.5)] == ["short", "even"]
     assert [one.id for one in densest(recordings, 1.0)] == ["short", "even", "same", "long"]

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import signal
 
+from fsachain.data.utterance import Utterance
 from fsachain.decode.ctm import CtmEntry, write_ctm
 from recipes.demo.espeak import Delivery, Synthesizer
-from recipes.pipeline.corpus import Recording, copy_lexicon, write_audio, write_data_dir
+from recipes.pipeline.corpus import copy_lexicon, write_audio, write_data_dir
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ACCENTS = ("en", "en-us", "en-gb-x-rp", "en-gb-scotland", "en-us-nyc", "en-gb-x-gbclan")
@@ -28,7 +29,7 @@ SAMPLE_RATE = 8000
 
 
 @dataclass(frozen=True)
-class Utterance:
+class Reading:
     """`snr_db`: how far the background noise lies below the speech, in dB."""
 
     id: str
@@ -39,7 +40,7 @@ class Utterance:
     snr_db: float
 
 
-def plan_utterances(strings_per_voice: dict[str, int], seed: int) -> list[Utterance]:
+def plan_utterances(strings_per_voice: dict[str, int], seed: int) -> list[Reading]:
     """Every voice reads strings of two to seven digits."""
     random = np.random.default_rng(seed)
     plan = []
@@ -54,7 +55,7 @@ def plan_utterances(strings_per_voice: dict[str, int], seed: int) -> list[Uttera
                     range=int(random.integers(30, 70)),
                 )
                 utterance_id = f"{variant}-{split}-{index:04d}"
-                plan.append(Utterance(utterance_id, split, voice, words, delivery, random.uniform(25, 40)))
+                plan.append(Reading(utterance_id, split, voice, words, delivery, random.uniform(25, 40)))
     return plan
 
 
@@ -62,7 +63,7 @@ Times = list[tuple[str, float, float]]  # label, start and end in seconds
 
 
 def _render(
-    utterance: Utterance, synthesizer: Synthesizer, random: np.random.Generator
+    utterance: Reading, synthesizer: Synthesizer, random: np.random.Generator
 ) -> tuple[NDArray[np.float64], Times, Times]:
     """Samples at 8 kHz: the digits, some joined and some apart, silence at the ends, noise over all.
 
@@ -105,7 +106,7 @@ def prepare(
     copy_lexicon(Path(__file__).with_name("lexicon.txt"), out)
     synthesizer = Synthesizer()
     random = np.random.default_rng([seed, 1])
-    recordings: dict[str, list[Recording]] = {split: [] for split in VARIANTS}
+    recordings: dict[str, list[Utterance]] = {split: [] for split in VARIANTS}
     times: dict[str, dict[str, list[CtmEntry]]] = {s: {"words": [], "phones": []} for s in VARIANTS}
     for utterance in plan_utterances(strings_per_voice or STRINGS_PER_VOICE, seed):
         path = out / "audio" / utterance.split / f"{utterance.id}.flac"
@@ -116,7 +117,7 @@ def prepare(
                 CtmEntry(utterance.id, start, end - start, label) for label, start, end in tier
             ]
         speaker = utterance.voice.partition("+")[2]
-        recordings[utterance.split].append(Recording(utterance.id, speaker, utterance.words, path))
+        recordings[utterance.split].append(Utterance(utterance.id, speaker, utterance.words, str(path)))
     for split, rows in recordings.items():
         write_data_dir(out / split, rows)
         for name, entries in times[split].items():

@@ -16,15 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fsachain.data.utterance import Utterance
 from fsachain.errors import DataError, require
-from recipes.pipeline.corpus import (
-    SPLITS,
-    Recording,
-    copy_lexicon,
-    read_data_dirs,
-    write_audio,
-    write_data_dir,
-)
+from recipes.pipeline.corpus import SPLITS, copy_lexicon, read_data_dirs, write_audio, write_data_dir
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 SAMPLE_RATE = 8000
@@ -80,20 +74,20 @@ def read_takes(corpus: Path) -> list[Take]:
     return sorted(takes, key=lambda take: (take.speaker, take.digit, take.number))
 
 
-def _recordings(split: str, takes: list[Take], audio: Path, seed: int) -> Iterator[Recording]:
+def _recordings(split: str, takes: list[Take], audio: Path, seed: int) -> Iterator[Utterance]:
     """Strings of one set; for the training set single digits too."""
     for number, speaker in enumerate(sorted({take.speaker for take in takes})):
         own = [take for take in takes if take.speaker == speaker and take.split == split]
         random = np.random.default_rng([seed, SPLITS.index(split), number])
         for index, string in enumerate(draw_strings(own, USES[split], random)):
-            recording_id = f"{speaker}-{split}-{index:04d}"
-            path = audio / split / f"{recording_id}.flac"
+            name = f"{speaker}-{split}-{index:04d}"
+            path = audio / split / f"{name}.flac"
             write_audio(path, join([_read(take.path) for take in string], random), SAMPLE_RATE)
-            yield Recording(recording_id, speaker, tuple(DIGITS[take.digit] for take in string), path)
+            yield Utterance(name, speaker, tuple(DIGITS[take.digit] for take in string), str(path))
         if split == "train":
             for take in own:
-                recording_id = f"{speaker}-{take.digit}-{take.number:02d}"
-                yield Recording(recording_id, speaker, (DIGITS[take.digit],), take.path)
+                name = f"{speaker}-{take.digit}-{take.number:02d}"
+                yield Utterance(name, speaker, (DIGITS[take.digit],), str(take.path))
 
 
 def draw_strings(takes: list[Take], uses: int, random: np.random.Generator) -> Iterator[list[Take]]:

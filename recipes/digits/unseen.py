@@ -15,8 +15,7 @@ sys.path.insert(0, str(RECIPE.parents[1]))  # so that the script starts from any
 
 from recipes.digits.prepare import prepare  # noqa: E402
 from recipes.pipeline.corpus import SPLITS, read_data_dirs, write_data_dir  # noqa: E402
-from recipes.pipeline.main import DONE, run_recipe  # noqa: E402
-from recipes.pipeline.results import Result, add_options, publish, read_result  # noqa: E402
+from recipes.pipeline.results import Result, add_options, publish, read_result, run_with  # noqa: E402
 
 
 def prepare_without(speaker: str, corpus: Path | None, out: Path, seed: int) -> None:
@@ -43,8 +42,8 @@ def table_lines(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status of the first run that fails, or 0."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """A run that fails ends the program."""
     parser = argparse.ArgumentParser(prog="recipes/digits/unseen.py", description=__doc__)
     parser.add_argument("--corpus", type=Path, required=True, help="corpus folder of the digits recipe")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2], help="default: 1 2")
@@ -61,16 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for seed in options.seeds:
             print(f"=== without {speaker}, seed {seed}", flush=True)
             exp = options.exp / f"{speaker}-{seed}"
-            given = [f"--exp={exp}", f"--seed={seed}", f"--corpus={options.corpus}", "--to=decode"]
-            changes = [f"--set={change}" for change in options.set]
-            without = partial(prepare_without, speaker)
-            status = run_recipe(RECIPE, without, [*given, *changes], {"unseen": speaker})
-            if status not in DONE:
-                return status
+            without, given = (
+                partial(prepare_without, speaker),
+                (f"--seed={seed}", f"--corpus={options.corpus}"),
+            )
+            run_with(RECIPE, without, exp, options.set, *given, "--to=decode", made_of={"unseen": speaker})
             results.append(read_result(exp, "digits", speaker, seed))
     publish(table_lines(results), options.exp)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

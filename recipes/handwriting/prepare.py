@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
+from fsachain.data.utterance import Utterance
 from fsachain.errors import require
-from recipes.pipeline.corpus import Sheet, write_feature_dir
+from recipes.pipeline.corpus import write_data_dir
 
 ROWS = 16  # pixels of a line
 NUM_FEATURES = ROWS + 4 * (ROWS // 2)
@@ -61,7 +62,8 @@ def prepare(corpus: Path | None, out: Path, seed: int, lines: Mapping[str, int] 
     }
     for split, (part, style, start) in parts.items():
         source, rng = (images[part], digits[part]), np.random.default_rng(start)
-        write_feature_dir(out / split, _lines(split, source, lines[split], style, rng))
+        made = list(_lines(split, source, lines[split], style, rng))
+        write_data_dir(out / split, [one for one, _ in made], {one.id: features for one, features in made})
     (out / "lexicon.txt").write_text("".join(f"{digit} {digit}\n" for digit in range(10)), encoding="utf-8")
 
 
@@ -72,8 +74,10 @@ def _load() -> Images:
     return found.images / 16.0, found.target.astype(np.int64)
 
 
-def _lines(split: str, source: Images, count: int, style: Style, rng: np.random.Generator) -> Iterator[Sheet]:
-    """Lines of 3 to 8 digits; every image is used equally often, to within one."""
+def _lines(
+    split: str, source: Images, count: int, style: Style, rng: np.random.Generator
+) -> Iterator[tuple[Utterance, NDArray[np.float32]]]:
+    """Lines of 3 to 8 digits, with their features; every image is used equally often, to within one."""
     images, digits = source
     order: list[int] = []
     for number in range(count):
@@ -83,7 +87,7 @@ def _lines(split: str, source: Images, count: int, style: Style, rng: np.random.
         chosen, order = order[:length], order[length:]
         ink = write_line([images[i] for i in chosen], style, rng)
         words = tuple(str(digits[i]) for i in chosen)
-        yield Sheet(f"{split}-{number:04d}", "writers", words, describe(ink))
+        yield Utterance(f"{split}-{number:04d}", "writers", words, None), describe(ink)
 
 
 def write_line(

@@ -19,8 +19,9 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from fsachain.data.utterance import Utterance
 from fsachain.errors import DataError
-from recipes.pipeline.corpus import GRAMMAR, RESCORING, Recording, write_data_dir
+from recipes.pipeline.corpus import GRAMMAR, RESCORING, write_data_dir
 
 LEXICON = "librispeech-lexicon.txt"
 SMALL = "3-gram.pruned.3e-7.arpa"
@@ -52,7 +53,7 @@ def prepare(corpus: Path | None, out: Path, seed: int) -> None:
     write_data_dir(out / "test", read_subset(corpus / "LibriSpeech" / "dev-clean-2"))
 
 
-def read_subset(folder: Path) -> Iterator[Recording]:
+def read_subset(folder: Path) -> Iterator[Utterance]:
     """Utterances of one part of LibriSpeech; each must have a recording and words."""
     transcripts = sorted(folder.glob("*/*/*.trans.txt"))
     if not transcripts:
@@ -67,7 +68,7 @@ def read_subset(folder: Path) -> Iterator[Recording]:
                 raise DataError(f"{transcript}:{number}: {line!r}; expected an utterance and its words")
             if not audio.is_file():
                 raise DataError(f"{transcript}:{number}: {audio.name} is missing")
-            yield Recording(name, transcript.parent.parent.name, tuple(words), audio)
+            yield Utterance(name, transcript.parent.parent.name, tuple(words), str(audio))
 
 
 def write_lexicon(source: Path, target: Path) -> None:

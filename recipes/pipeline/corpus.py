@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.kaldi_dir import DataDir
+from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.errors import DataError, require
 from fsachain.kaldi.values import write_matrices
 
@@ -21,74 +18,33 @@ GRAMMAR = "grammar.arpa"  # of the search
 RESCORING = "rescoring.arpa"  # a larger one
 
 
-@dataclass(frozen=True)
-class Recording:
-    """One utterance that is a whole audio file."""
-
-    id: str
-    speaker: str
-    words: tuple[str, ...]
-    audio: Path
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """One utterance given as features, float32 [T, F]."""
-
-    id: str
-    speaker: str
-    words: tuple[str, ...]
-    features: NDArray[np.float32]
-
-
-Spoken = TypeVar("Spoken", Recording, Sheet)
-
-
-def write_feature_dir(folder: Path, sheets: Iterable[Sheet]) -> None:
-    """Write feats.ark, feats.scp, text and utt2spk, sorted by utterance."""
-    rows = _sorted(folder, sheets)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_matrices(folder.resolve() / "feats.ark", [(row.id, row.features) for row in rows])
-    _write_texts(folder, rows)
-
-
-def write_data_dir(folder: Path, recordings: Iterable[Recording]) -> None:
-    """Write wav.scp, text and utt2spk, sorted by utterance; audio paths become absolute."""
-    rows = _sorted(folder, recordings)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write_lines(folder / "wav.scp", (f"{row.id} {row.audio.resolve()}" for row in rows))
-    _write_texts(folder, rows)
-
-
-def _sorted(folder: Path, utterances: Iterable[Spoken]) -> list[Spoken]:
-    rows = sorted(utterances, key=lambda utterance: utterance.id)
-    if not rows:
+def write_data_dir(
+    folder: Path, utterances: Iterable[Utterance], features: Mapping[str, NDArray[np.float32]] | None = None
+) -> None:
+    """Write text, utt2spk and wav.scp, with absolute paths, or feats.scp of `features` [T, F] by id; sorted by utterance."""
+    rows = DataDir(sorted(utterances, key=lambda utterance: utterance.id))
+    if not rows.utterances:
         raise DataError(f"{folder}: no recordings to write")
-    for before, after in pairwise(rows):
-        if before.id == after.id:
-            raise DataError(f"{folder}: two recordings have the id {after.id!r}")
-    return rows
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = {
+        "text": [" ".join((row.id, *row.words)) for row in rows],
+        "utt2spk": [f"{row.id} {row.speaker}" for row in rows],
+    }
+    if features is None:
+        tables["wav.scp"] = [f"{row.id} {Path(row.audio or '').resolve()}" for row in rows]
+    else:
+        write_matrices(folder.resolve() / "feats.ark", [(row.id, features[row.id]) for row in rows])
+    for name, lines in tables.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
-def _write_texts(folder: Path, rows: Sequence[Recording | Sheet]) -> None:
-    _write_lines(folder / "text", (" ".join((row.id, *row.words)) for row in rows))
-    _write_lines(folder / "utt2spk", (f"{row.id} {row.speaker}" for row in rows))
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def read_data_dirs(folders: Sequence[Path]) -> list[Recording]:
+def read_data_dirs(folders: Iterable[Path]) -> list[Utterance]:
     """All recordings of several data directories; none may have segments."""
-    recordings: list[Recording] = []
-    for folder in folders:
-        for utterance in DataDir.read(folder):
-            if utterance.audio is None or utterance.start or utterance.end is not None:
-                raise DataError(f"{folder}: utterance {utterance.id!r} is not a recording of its own")
-            audio = Path(utterance.audio)
-            recordings.append(Recording(utterance.id, utterance.speaker, utterance.words, audio))
-    return recordings
+    found = [(folder, utterance) for folder in folders for utterance in DataDir.read(folder)]
+    for folder, utterance in found:
+        if utterance.audio is None or utterance.start or utterance.end is not None:
+            raise DataError(f"{folder}: utterance {utterance.id!r} is not a recording of its own")
+    return [utterance for _, utterance in found]
 
 
 def prepare_data_dirs(corpus: Path | None, out: Path, seed: int) -> None:

@@ -1,16 +1,17 @@
-"""What several runs of recipes left in their folders, side by side in one table."""
+"""Comparisons: several runs of recipes, and what they left in their folders, side by side in one table."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fsachain.errors import DataError
 from fsachain.report.collect import STAGE_LOG, read_stages
-from recipes.pipeline.main import REPOSITORY
+from fsachain.train.config import flat
+from recipes.pipeline.main import DONE, REPOSITORY, Prepare, run_recipe
 
 
 class Result(NamedTuple):
@@ -34,6 +35,30 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
         metavar="SECTION.OPTION=VALUE",
         help="for all runs; may be given several times",
     )
+
+
+def settings(table: Mapping[str, Any]) -> list[str]:
+    """The options of a table, and of those within it, as `--set` takes them."""
+    return [f"{name}={json.dumps(value)}" for name, value in flat(table)]
+
+
+def run_with(
+    recipe: Path,
+    prepare: Prepare,
+    exp: Path,
+    changes: Iterable[str],
+    *arguments: str,
+    made_of: Mapping[str, Any] | None = None,
+) -> None:
+    """`run_recipe` in the folder `exp`, with changed options; what fails ends the program."""
+    given = [f"--exp={exp}", *arguments, *(f"--set={change}" for change in changes)]
+    finish(run_recipe(recipe, prepare, given, made_of))
+
+
+def finish(status: int) -> None:
+    """End the program with the exit status of a step that failed."""
+    if status not in DONE:
+        raise SystemExit(status)
 
 
 def read_result(exp: Path, corpus: str, kind: str, seed: int) -> Result:

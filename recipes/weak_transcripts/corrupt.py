@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fsachain.data.utterance import Utterance
 from fsachain.decode.wer import read_text, write_text
 from fsachain.errors import require
-from recipes.pipeline.corpus import Recording
 
 SAID = "said.json"  # beside the text: for each utterance which of its words were said
 
@@ -51,7 +51,7 @@ def corrupt(
     return found
 
 
-def densest(recordings: Sequence[Recording], share: float) -> list[Recording]:
+def densest(recordings: Sequence[Utterance], share: float) -> list[Utterance]:
     """Of those that have words, the share with most words a second: where words are missing, these lack the fewest."""
     soundfile = require("soundfile", extra="recipes")
     rates = [
