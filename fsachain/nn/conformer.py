@@ -251,11 +251,13 @@ class ConformerConfig:
             )
 
 
-class Conformer(ConfiguredNetwork[ConformerConfig]):
+class Conformer(ConfiguredNetwork):
     """A Conformer. In evaluation the result for an utterance does not depend on its batch.
 
     Its parts are `thinning`, `layers`, `chain_head` and `xent_head`, which is None without a branch.
     """
+
+    config: ConformerConfig
 
     def __init__(self, config: ConformerConfig) -> None:
         super().__init__(config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,23 +31,7 @@ class NetworkOutput(NamedTuple):
         return brief(self)
 
 
-class Sizes(Protocol):
-    """F is the number of columns of the features, P that of the output."""
-
-    @property
-    def num_features(self) -> int:
-        """F."""
-
-    @property
-    def num_pdfs(self) -> int:
-        """P."""
-
-    @property
-    def subsampling(self) -> int:
-        """s, input frames per output frame."""
-
-
-class Network(Sizes, Protocol):
+class Network(Protocol):
     """An `nn.Module` that can be trained and used here: `Tdnnf`, `Conformer`, or one of your own.
 
     Output frame t *owns* the input frames s t to s t + s - 1, where s is the subsampling. Two members are optional:
@@ -57,6 +41,18 @@ class Network(Sizes, Protocol):
     """
 
     training: bool
+
+    @property
+    def num_features(self) -> int:
+        """Columns of the features, F."""
+
+    @property
+    def num_pdfs(self) -> int:
+        """Columns of the output, P."""
+
+    @property
+    def subsampling(self) -> int:
+        """s, input frames per output frame."""
 
     @property
     def time_offset(self) -> int:
@@ -73,19 +69,17 @@ class Network(Sizes, Protocol):
         """Score features [N, T, F] of which lengths [N] frames are real, whatever the others hold."""
 
 
-Config = TypeVar("Config", bound=Sizes)
-
-
-class ConfiguredNetwork(nn.Module, Generic[Config]):
+class ConfiguredNetwork(nn.Module):
     """The members of a `Network` that follow from its `config` and from `hidden`, what a network of ours defines.
 
     The configuration has F, P and s: `num_features`, `num_pdfs` and `subsampling`; `time_offset` is s // 2.
     """
 
+    config: Any
     chain_head: nn.Module
     xent_head: nn.Module | None
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Any) -> None:
         super().__init__()
         self.config = config
         self.num_features, self.num_pdfs = config.num_features, config.num_pdfs

@@ -91,14 +91,17 @@ class TdnnfConfig:
         return max(0, before), max(0, after)
 
 
-class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
+class Tdnnf(ConfiguredNetwork):
     """A TDNN-F. In evaluation the result for an utterance does not depend on its batch.
 
     Its parts are `input_layer`, `layers`, `chain_head` and `xent_head`, which is None without a branch.
     """
 
+    config: TdnnfConfig
+
     def __init__(self, config: TdnnfConfig) -> None:
         super().__init__(config)
+        self.context = config.context
         at = config.subsampling_layer
         self.input_layer = InputLayer(
             config.num_features,
@@ -121,11 +124,6 @@ class Tdnnf(ConfiguredNetwork[TdnnfConfig]):
         sizes = config.channels, config.prefinal, config.num_pdfs
         self.chain_head = Head(*sizes)
         self.xent_head = Head(*sizes) if config.xent == "branch" else None
-
-    @property
-    def context(self) -> tuple[int, int]:
-        """As `TdnnfConfig.context`."""
-        return self.config.context
 
     def hidden(
         self, features: Tensor, lengths: Tensor, *, padded: bool = True
