@@ -7,8 +7,10 @@ import pytest
 import torch
 from toy_training import corpus, new_trainer
 
+from fsachain.data.dataset import Batch
 from fsachain.errors import ConfigError, DataError
 from fsachain.files import locked, replacing
+from fsachain.nn.network import NetworkOutput
 from fsachain.train.checkpoint import (
     MAX_HEADER_BYTES,
     Checkpoint,
@@ -20,7 +22,9 @@ from fsachain.train.checkpoint import (
 )
 from fsachain.train.ending import best_average
 from fsachain.train.log import JsonLinesLog, read_log
-from fsachain.train.step import refresh_batch_norm
+from fsachain.train.source import SupervisedBatch
+from fsachain.train.step import Passes, Precision
+from fsachain.train.world import World
 
 
 def small_model():
@@ -106,13 +110,19 @@ def test_models_of_different_shape_are_not_averaged():
         best_average([], lambda _: 0.0)
 
 
+class Normalised(torch.nn.Sequential):
+    def forward(self, features, lengths):
+        return NetworkOutput(super().forward(features.flatten(0, 1)), lengths, None)
+
+
 def test_refreshed_statistics_are_those_of_the_batches_and_weights_stay():
-    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(3))
+    model = Normalised(torch.nn.Dropout(0.5), torch.nn.BatchNorm1d(3))
     model.eval()
     weights = [parameter.clone() for parameter in model.parameters()]
     torch.manual_seed(2)
     batches = [torch.randn(50, 3) * 2 + 5 for _ in range(4)]
-    refresh_batch_norm(model, model, batches)
+    made = [Batch(("a",), ("a",), ((),), batch[None], torch.tensor([50])) for batch in batches]
+    Passes(model, World.alone(), Precision()).refresh([SupervisedBatch(one, None)] for one in made)
     norm = model[1]
     mean = torch.stack([batch.mean(dim=0) for batch in batches]).mean(dim=0)
     var = torch.stack([batch.var(dim=0) for batch in batches]).mean(dim=0)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -131,7 +131,6 @@ def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else math.nan
 
 
-Item = TypeVar("Item")
 GROW_AFTER = 2000  # steps without an overflow, before the factor of float16's gradients is doubled
 _LEAST, _MOST = 2.0**-24, 2.0**16
 _TYPES = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -169,40 +168,6 @@ class Precision:
         if not finite:
             self.factor = max(self.factor / 2.0, _LEAST)
         return lowered
-
-
-@torch.no_grad()
-def refresh_batch_norm(model: nn.Module, forward: Callable[[Item], object], batches: Iterable[Item]) -> None:
-    """Replace all running statistics by their mean over some batches, for weights just averaged.
-
-    Modules are recognised by their buffers `running_mean` and `running_var` and a number `momentum`, the share of the
-    newest batch in the running value. Dropout is off meanwhile, as it is wherever the statistics are used. The model's mode
-    (training or evaluation) is restored.
-    """
-    norms = [
-        module
-        for module in model.modules()
-        if {"running_mean", "running_var"} <= dict(module.named_buffers(recurse=False)).keys()
-        and isinstance(getattr(module, "momentum", None), float)
-    ]
-    if not norms:
-        return
-    modes = {module: module.training for module in model.modules()}
-    momenta = [module.momentum for module in norms]
-    model.train()
-    for module in model.modules():
-        if "dropout" in type(module).__name__.lower():
-            module.eval()
-    try:
-        for count, batch in enumerate(batches, start=1):
-            for module in norms:
-                module.momentum = 1.0 / count  # type: ignore[assignment]
-            forward(batch)
-    finally:
-        for module, momentum in zip(norms, momenta, strict=True):
-            module.momentum = momentum
-        for module, training in modes.items():
-            module.training = training
 
 
 class Passes:
@@ -299,23 +264,45 @@ class Passes:
         self.backward(roots, [None] * len(roots))
         self.counts = True
 
+    @torch.no_grad()
     def refresh(self, batches: Iterable[Sequence[SupervisedBatch]]) -> None:
-        passed = False
+        """Replace all running statistics by their mean over some batches, for weights just averaged.
 
-        def every() -> Iterator[tuple[Batch, bool]]:
-            nonlocal passed
+        Modules are recognised by their buffers `running_mean` and `running_var` and a number `momentum`, the share of the
+        newest batch in the running value. Dropout is off meanwhile, as it is wherever the statistics are used. The model's
+        mode (training or evaluation) is restored.
+        """
+        norms = [
+            module
+            for module in self.model.modules()
+            if {"running_mean", "running_var"} <= dict(module.named_buffers(recurse=False)).keys()
+            and isinstance(getattr(module, "momentum", None), float)
+        ]
+        if not norms:
+            return
+        modes = {module: module.training for module in self.model.modules()}
+        momenta = [module.momentum for module in norms]
+        self.model.train()
+        for module in modes:
+            if "dropout" in type(module).__name__.lower():
+                module.eval()
+        count, passed = 0, False
+        try:
             for parts in batches:
                 passed = passed or bool(parts)
                 with self.shared(parts) as stand_ins:
-                    yield from ((item.batch, True) for item in parts)
-                    yield from ((batch, False) for batch in stand_ins)
-
-        def forward(one: tuple[Batch, bool]) -> None:
-            batch, self.counts = one
-            self.forward(batch)
-
-        refresh_batch_norm(self.model, forward, every())
-        self.counts = True
+                    for place, batch in enumerate([*(item.batch for item in parts), *stand_ins]):
+                        count += 1
+                        for module in norms:
+                            module.momentum = 1.0 / count  # type: ignore[assignment]
+                        self.counts = place < len(parts)
+                        self.forward(batch)
+        finally:
+            self.counts = True
+            for module, momentum in zip(norms, momenta, strict=True):
+                module.momentum = momentum
+            for module, training in modes.items():
+                module.training = training
         self.average_running(passed)
 
 
