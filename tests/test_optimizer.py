@@ -17,7 +17,7 @@ from fsachain.train.checkpoint import Checkpoint, epoch_checkpoints, list_checkp
 from fsachain.train.config import OPTIMIZERS, OptimizerConfig, TrainConfig
 from fsachain.train.ending import best_average
 from fsachain.train.log import read_log
-from fsachain.train.optimizer import MaxChange, Schedules, longest_prefix, make_optimizer, set_learning_rate
+from fsachain.train.optimizer import MaxChange, Schedules, by_prefix, make_optimizer, set_learning_rate
 from fsachain.train.schedule import Schedule
 from fsachain.train.trainer import Trainer
 
@@ -63,8 +63,9 @@ def test_factors_scale_the_learning_rate_by_the_longest_prefix():
     }
     moved = moved_by_a_step(model, optimizer)
     assert moved["hidden.weight"] and not moved["hidden.bias"]
-    assert longest_prefix("encoder.layers.1.weight", {"encoder": 1, "encoder.layers": 2}, 0) == 2
-    assert longest_prefix("encoder.weight", {"enc": 1}, 0) == 0
+    names = "encoder.layers.1.weight", "encoder.weight", "encoder2.weight", "enc.weight"
+    values = {"encoder": 1.0, "encoder.layers": 2.0, "enc": 3.0}
+    assert list(by_prefix(names, values, 0.0, "").values()) == [2.0, 1.0, 0.0, 3.0]
 
 
 @pytest.mark.parametrize("option", ["factors", "freeze_epochs"])
@@ -74,7 +75,13 @@ def test_a_prefix_of_no_parameter_is_refused_by_name(option):
         "zzz": "they begin with hidden, norm, output",
     }.items():
         with pytest.raises(ConfigError, match=message):
-            make_optimizer(ToyModel(), OptimizerConfig(**{option: {prefix: 1.0}}))
+            with_schedules(ToyModel(), OptimizerConfig(**{option: {prefix: 1.0}}), 1)
+
+
+def test_freezing_every_parameter_at_the_start_is_refused():
+    every = {"hidden": 1.0, "norm": 2.0, "output": 1.0}
+    with pytest.raises(ConfigError, match=r"freeze_epochs.*freezes every parameter in the first epoch"):
+        with_schedules(ToyModel(), OptimizerConfig(freeze_epochs=every), 4)
 
 
 def test_weights_alone_decay_where_that_is_asked_for():

@@ -6,8 +6,8 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from itertools import accumulate
-from typing import Any, TypeVar
+from itertools import accumulate, chain
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +16,6 @@ from fsachain.errors import ConfigError
 from fsachain.train.config import OptimizerConfig, TrainConfig
 from fsachain.train.schedule import Scheduled, learning_rate, training_progress, value_at
 
-Value = TypeVar("Value")
 _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
@@ -34,16 +33,11 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     Parameters are grouped by factor on the learning rate and weight decay; `set_learning_rate` reads a group's `factor`.
     """
     named = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    _check_prefixes(named, config.factors, "train.optimizer.factors")
-    frozen = frozen_epochs(named, config)
-    if named and min(frozen.values()) > 0:
-        raise ConfigError(
-            f"train.optimizer.freeze_epochs: {config.freeze_epochs} freezes every parameter in the first epoch"
-        )
+    factors = by_prefix(named, config.factors, 1.0, "train.optimizer.factors")
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         decays = config.decayed == "all" or parameter.dim() > 1
-        key = (longest_prefix(name, config.factors, 1.0), config.weight_decay if decays else 0.0)
+        key = (factors[name], config.weight_decay if decays else 0.0)
         groups.setdefault(key, []).append(parameter)
     constants: dict[str, Any] = {"betas": config.betas, "eps": config.epsilon}
     if config.name == "sgd":
@@ -63,30 +57,25 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
         group["lr"] = rate * group.get("factor", 1.0)  # checkpoints of older versions have no factor
 
 
-def longest_prefix(name: str, values: Mapping[str, Value], default: Value) -> Value:
-    """The value of the longest prefix of a dotted name; "encoder" is a prefix of `encoder.linear.weight`, "enc" is not."""
-    return next((values[prefix] for prefix in reversed(_prefixes(name)) if prefix in values), default)
+def by_prefix(
+    names: Iterable[str], values: Mapping[str, float], default: float, where: str
+) -> dict[str, float]:
+    """For each dotted name the value of its longest prefix in `values`: of `encoder.linear.weight`, "encoder", not "enc".
 
-
-def _prefixes(name: str) -> list[str]:
-    """Shortest first."""
-    return list(accumulate(name.split("."), "{}.{}".format))
-
-
-def frozen_epochs(names: Iterable[str], config: OptimizerConfig) -> dict[str, float]:
-    names = list(names)
-    _check_prefixes(names, config.freeze_epochs, "train.optimizer.freeze_epochs")
-    return {name: longest_prefix(name, config.freeze_epochs, 0.0) for name in names}
-
-
-def _check_prefixes(names: Iterable[str], prefixes: Iterable[str], where: str) -> None:
-    known = {prefix: None for name in names for prefix in _prefixes(name)}  # in order
-    for prefix in prefixes:
+    A prefix that begins no name is a ConfigError that says `where`, the option of the values.
+    """
+    prefixes = {name: list(accumulate(name.split("."), "{}.{}".format)) for name in names}  # shortest first
+    known = dict.fromkeys(chain.from_iterable(prefixes.values()))  # in order
+    for prefix in values:
         if prefix not in known:
             near = difflib.get_close_matches(prefix, known, n=1)
             tops = [name for name in known if "." not in name]
             hint = f"did you mean {near[0]!r}?" if near else f"they begin with {', '.join(tops)}"
             raise ConfigError(f"{where}: {prefix!r} begins no parameter's name; {hint}")
+    return {
+        name: next((values[prefix] for prefix in reversed(own) if prefix in values), default)
+        for name, own in prefixes.items()
+    }
 
 
 def dropout_setters(module: nn.Module) -> Iterator[Callable[[float], None]]:
@@ -141,11 +130,11 @@ class Schedules:
             )
         # Parameters that the user froze stay frozen.
         movable = {name: value for name, value in model.named_parameters() if value.requires_grad}
-        self._frozen = [
-            (movable[name], epochs)
-            for name, epochs in frozen_epochs(movable, config.optimizer).items()
-            if epochs
-        ]
+        freeze, option = config.optimizer.freeze_epochs, "train.optimizer.freeze_epochs"
+        frozen = by_prefix(movable, freeze, 0.0, option)
+        if movable and min(frozen.values()) > 0:
+            raise ConfigError(f"{option}: {freeze} freezes every parameter in the first epoch")
+        self._frozen = [(movable[name], epochs) for name, epochs in frozen.items() if epochs]
         self.values: dict[str, float] = {}
 
     def apply(self, step: int, num_steps: int) -> None:
