@@ -18,17 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fsachain.data.audio import seeded_generator
 from fsachain.errors import ConfigError, DataError, counted, require
 from fsachain.files import parse_json, remove_partials, replacing
 from fsachain.train.config import GONE_OPTIONS, TrainConfig, changes, to_dict
 from fsachain.train.log import JsonLinesLog
-from fsachain.train.schedule import Scheduled
+from fsachain.train.optimizer import Schedules
 from fsachain.train.source import Source
-from fsachain.train.step import EpochSums, Precision
-from fsachain.train.world import World
+from fsachain.train.step import EpochSums, Stepper
 
 Tensors = dict[str, torch.Tensor]
 FORMAT = "fsachain checkpoint 2"
@@ -219,21 +217,15 @@ class Identity:
     """All that decides the course of a training, which a checkpoint must have been made with.
 
     `facts` are options of the training, schedules of the loss, and both sets of utterances, as JSON can hold them.
-    `scheduled` gives for (epoch, batch, num_epochs) the values of the next step that change with progress, by name.
     """
 
     def __init__(
-        self,
-        config: TrainConfig,
-        source: Source,
-        dev_source: Source | None,
-        loss_options: Mapping[str, Scheduled],
-        scheduled: Callable[[int, int, int], dict[str, float]],
+        self, config: TrainConfig, source: Source, dev_source: Source | None, schedules: Schedules
     ) -> None:
-        self._scheduled = scheduled
+        self._schedules, self._num_batches = schedules, source.num_batches
         self.facts: dict[str, Any] = {
             "train": {name: value for name, value in to_dict(config).items() if name not in _FREE_OPTIONS},
-            "loss": {name: str(value) for name, value in sorted(loss_options.items())},
+            "loss": {name: str(value) for name, value in sorted(schedules.loss_options.items())},
             "training set": _set_fact(source),
             "development set": "none" if dev_source is None else _set_fact(dev_source),
         }
@@ -251,8 +243,11 @@ class Identity:
             return
         others = [text for text in told if not text.startswith("train.num_epochs ")]
         if not others:
-            now = self.facts["train"]["num_epochs"]
-            old, new = (self._scheduled(epoch, batch, n) for n in (before["train"]["num_epochs"], now))
+            now, size = self.facts["train"]["num_epochs"], self._num_batches
+            old, new = (
+                self._schedules.at(epoch * size + batch, num_epochs * size)
+                for num_epochs in (before["train"]["num_epochs"], now)
+            )
             if old == new and epoch + bool(batch) <= now:
                 return
             jumps = [
@@ -286,27 +281,20 @@ def process_seed(seed: int, step: int, rank: int) -> int:
     return int(seeded_generator(seed, step, f"process {rank}").integers(2**63))
 
 
-@dataclass
 class Checkpoints:
     """The checkpoints of one training: written, thinned out, taken up again.
 
-    All processes of `world` call `save` and `resume`. A checkpoint of another training, by `identity`, is refused.
+    All processes call `save` and `resume`. A checkpoint of another training, by `identity`, is refused.
     `final` are those whose models make the final model, oldest first.
     """
 
-    folder: Path
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    config: TrainConfig
-    identity: Identity
-    world: World
-    precision: Precision
-
-    def __post_init__(self) -> None:
+    def __init__(self, folder: Path, stepper: Stepper, config: TrainConfig, identity: Identity) -> None:
+        self.folder, self.config, self.identity = folder, config, identity
+        self.model, self.optimizer, self.world = stepper.model, stepper.optimizer, stepper.world
+        self.precision = stepper.passes.precision
         self._device = next(self.model.parameters()).device
-        last = self.config.num_epochs
-        first = max(1, last - self.config.average_last + 1)
-        self.final = [epoch_end(self.folder, epoch) for epoch in range(first, last + 1)]
+        first = max(1, config.num_epochs - config.average_last + 1)
+        self.final = [epoch_end(folder, epoch) for epoch in range(first, config.num_epochs + 1)]
 
     def save(self, state: TrainState) -> None:
         own = {"cpu": torch.get_rng_state()}

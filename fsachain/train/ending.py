@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from fsachain.errors import DataError, counted
+from fsachain.errors import DataError
 from fsachain.train.checkpoint import Checkpoint, Tensors
 from fsachain.train.config import TrainConfig
 from fsachain.train.source import Source, SupervisedBatch
@@ -81,14 +81,6 @@ def _means(newest_first: Iterable[Mapping[str, torch.Tensor]]) -> Iterator[Tenso
         }
 
 
-class Ending(NamedTuple):
-    """The checkpoints of which the final model is the mean, what it is in words, and the objective of each candidate."""
-
-    averaged: tuple[str, ...]
-    text: str
-    objf: dict[str, float]
-
-
 def make_final_model(
     stepper: Stepper,
     paths: Sequence[Path],
@@ -96,14 +88,13 @@ def make_final_model(
     source: Source,
     dev_source: Source | None,
     evaluate: Callable[[Iterable[Sequence[SupervisedBatch]]], dict[str, Any]],
-) -> Ending:
+) -> Combination:
     """Give the model its final parameters and statistics.
 
     `paths` are the checkpoints of the last epochs, oldest first; they exist for the first process only. `source` gives
     training batches for the statistics of batch normalisation.
     """
     model, world = stepper.model, stepper.world
-    names = tuple(path.name for path in paths)
 
     def take(state: Mapping[str, torch.Tensor]) -> None:
         """Load the first process's `state` everywhere and recompute the statistics of batch normalisation."""
@@ -127,12 +118,10 @@ def make_final_model(
 
     if config.combine == "best-average":
         found = best_average(newest_first(), objective)
-        take(found.state)
-        averaged = names[len(names) - found.num_models :]
-        best = f"mean of {counted(len(averaged), 'epoch')}"
-        return Ending(averaged, f"{best}, the best of {len(found.objf)} candidates", found.objf)
-    if config.combine == "none" or len(paths) == 1:
-        return Ending(names[-1:], "that of the last epoch", {})
-    *_, mean = _means(newest_first())
-    take(mean)
-    return Ending(names, f"mean of {counted(len(names), 'epoch')}", {})
+    elif config.combine == "none" or len(paths) == 1:
+        return Combination(model.state_dict(), 1, {})  # as the last epoch left it
+    else:
+        *_, mean = _means(newest_first())
+        found = Combination(mean, len(paths), {})
+    take(found.state)
+    return found

@@ -98,9 +98,9 @@ class Trainer:
         self.config = config
         self.directory = Path(directory)
         self._numerators = numerators or {}
-        self._optimizer = make_optimizer(model, config.optimizer)
-        self._schedules = Schedules(model, loss, self._optimizer, config, loss_schedules or {})
-        self._stepper = Stepper(model, loss, self._optimizer, config, self.world)
+        optimizer = make_optimizer(model, config.optimizer)
+        self._schedules = Schedules(model, loss, optimizer, config, loss_schedules or {})
+        self._stepper = Stepper(model, loss, optimizer, config, self.world)
         self._reporter = Reporter(self.directory / "train.jsonl", progress, config, self.world)
         self._state = TrainState()
         self._stop = StopRequest()
@@ -184,19 +184,8 @@ class Trainer:
                 'train.combine: "best-average" is chosen on a development set, and there is none'
             )
 
-        def scheduled(epoch: int, batch: int, num_epochs: int) -> dict[str, float]:
-            size = source.num_batches
-            return self._schedules.at(epoch * size + batch, num_epochs * size)
-
-        self._checkpoints = Checkpoints(
-            self.directory / "checkpoints",
-            self.model,
-            self._optimizer,
-            config,
-            Identity(config, source, dev_source, self._schedules.loss_options, scheduled),
-            world=self.world,
-            precision=self._stepper.passes.precision,
-        )
+        identity = Identity(config, source, dev_source, self._schedules)
+        self._checkpoints = Checkpoints(self.directory / "checkpoints", self._stepper, config, identity)
         owned = locked(self.directory, "a training") if self.world.is_first else nullcontext()
         with owned, self._stop:
             try:
@@ -301,13 +290,17 @@ class Trainer:
         self.model.eval()
         path = self.directory / "final.safetensors"
         facts = {"combine": self.config.combine, "candidates": ending.objf}
+        size = ending.num_models
+        averaged = [path.name for path in self._checkpoints.final[-size:]]
         if self.world.is_first:
-            header = {"averaged": ending.averaged, "dev": json_ready(dev), **json_ready(facts)}
+            header = {"averaged": averaged, "dev": json_ready(dev), **json_ready(facts)}
             save_tensors(path, self.model.state_dict(), header)
         best = self._state.best_epoch
-        self._reporter.write("end", dev=dev, averaged=len(ending.averaged), **facts, best_epoch=best)
+        self._reporter.write("end", dev=dev, averaged=size, **facts, best_epoch=best)
         if dev is not None:
-            self.progress.message(f"final model, {ending.text}: dev objf {dev['objf']:.4f}")
+            made = f"mean of {size} epochs" if size > 1 else "that of the last epoch"
+            among = f", the best of {len(ending.objf)} candidates" if ending.objf else ""
+            self.progress.message(f"final model, {made}{among}: dev objf {dev['objf']:.4f}")
         return TrainResult(tuple(self._state.epochs), dev, self._reporter.faults, path)
 
 
