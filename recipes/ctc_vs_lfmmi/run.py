@@ -55,24 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 recipe, every = FOLDER.parent / corpus, [*settings(changes), *options.set]
                 run_with(recipe, prepare, exp, every, f"--seed={seed}", *given)
                 results.append(read_result(exp, corpus, objective, seed))
-    publish(table_lines(results), options.exp)
+    publish(table_of(results), options.exp)
 
 
-def table_lines(results: Sequence[Result]) -> list[str]:
-    """A Markdown table: a row for each corpus and group, a column for each objective, seeds side by side."""
-    lines = [f"| corpus | part of test | {' | '.join(OBJECTIVES)} |", "|---|---|" + "---|" * len(OBJECTIVES)]
+def table_of(results: Sequence[Result]) -> list[list[str]]:
+    """A row for each corpus and group, a column for each objective, seeds side by side."""
+    rows = [["corpus", "part of test", *OBJECTIVES]]
     for corpus in dict.fromkeys(result.corpus for result in results):
         mine = [result for result in results if result.corpus == corpus]
-        rows = [(corpus, "all, WER %", [f"{one.wer:.2f}" for one in mine])]
+        parts = [(corpus, "all, WER %", [f"{one.wer:.2f}" for one in mine])]
         speakers = list(dict.fromkeys(name for result in mine for name in result.by_speaker))
         if 1 < len(speakers) <= MOST_SPEAKERS:
-            rows += [("", name, [f"{one.by_speaker[name]:.2f}" for one in mine]) for name in speakers]
-        rows.append(("", "training, s", [f"{one.seconds:.0f}" for one in mine]))
-        for name, part, told in rows:
+            parts += [("", name, [f"{one.by_speaker[name]:.2f}" for one in mine]) for name in speakers]
+        parts.append(("", "training, s", [f"{one.seconds:.0f}" for one in mine]))
+        for name, part, told in parts:
             pairs = list(zip(mine, told, strict=True))
             cells = [" / ".join(text for one, text in pairs if one.kind == kind) for kind in OBJECTIVES]
-            lines.append(f"| {name} | {part} | {' | '.join(cells)} |")
-    return lines
+            rows.append([name, part, *cells])
+    return rows
 
 
 if __name__ == "__main__":

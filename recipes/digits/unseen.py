@@ -28,18 +28,16 @@ def prepare_without(speaker: str, corpus: Path | None, out: Path, seed: int) -> 
     write_data_dir(out / "test", own)
 
 
-def table_lines(results: Sequence[Result]) -> list[str]:
-    """A Markdown table: a row for each speaker left out, a column for each seed; then means and the worst."""
+def table_of(results: Sequence[Result]) -> list[list[str]]:
+    """A row for each speaker left out, a column for each seed; then means and the worst."""
     seeds = sorted({result.seed for result in results})
     wers = {(result.kind, result.seed): result.wer for result in results}
     speakers = list(dict.fromkeys(result.kind for result in results))
-    lines = [f"| left out | {' | '.join(f'seed {seed}' for seed in seeds)} |", "|---|" + "---|" * len(seeds)]
     rows = {speaker: [wers[speaker, seed] for seed in seeds] for speaker in speakers}
     for name, summary in (("mean", mean), ("worst", max)):
         rows[name] = [summary(wers[speaker, seed] for speaker in speakers) for seed in seeds]
-    return lines + [
-        f"| {name} | {' | '.join(f'{wer:.2f}' for wer in values)} |" for name, values in rows.items()
-    ]
+    head = ["left out", *(f"seed {seed}" for seed in seeds)]
+    return [head, *([name, *(f"{wer:.2f}" for wer in values)] for name, values in rows.items())]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             )
             run_with(RECIPE, without, exp, options.set, *given, "--to=decode", made_of={"unseen": speaker})
             results.append(read_result(exp, "digits", speaker, seed))
-    publish(table_lines(results), options.exp)
+    publish(table_of(results), options.exp)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             given = (f"--config={FOLDER / 'digits.yaml'}", f"--corpus={options.digits}", LAST)
             run_with(FOLDER, part, exp, (*changes, *options.set), f"--seed={seed}", *given, made_of=made_of)
             results.append(read_result(exp, "digits", start, seed))
-    publish(table_lines(results), options.exp)
+    publish(table_of(results), options.exp)
 
 
 def prepare_part(one_in: int, corpus: Path | None, out: Path, seed: int) -> None:
@@ -72,15 +72,14 @@ def prepare_part(one_in: int, corpus: Path | None, out: Path, seed: int) -> None
     write_data_dir(out / "train", recordings[::one_in])
 
 
-def table_lines(results: Sequence[Result]) -> list[str]:
-    """A Markdown table: a row for each start of the training, seeds side by side."""
-    lines = ["| training begins with | test, WER % | training, s |", "|---|---|---|"]
+def table_of(results: Sequence[Result]) -> list[list[str]]:
+    """A row for each start of the training, seeds side by side."""
+    rows = [["training begins with", "test, WER %", "training, s"]]
     for start in dict.fromkeys(result.kind for result in results):
         mine = [result for result in results if result.kind == start]
-        wers = " / ".join(f"{one.wer:.2f}" for one in mine)
-        seconds = " / ".join(f"{one.seconds:.0f}" for one in mine)
-        lines.append(f"| {start} | {wers} | {seconds} |")
-    return lines
+        cells = [f"{one.wer:.2f}" for one in mine], [f"{one.seconds:.0f}" for one in mine]
+        rows.append([start, *map(" / ".join, cells)])
+    return rows
 
 
 if __name__ == "__main__":

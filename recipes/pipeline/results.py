@@ -73,8 +73,9 @@ def read_result(exp: Path, corpus: str, kind: str, seed: int) -> Result:
         raise DataError(f"{exp}: holds no finished run ({error})") from error
 
 
-def publish(lines: Sequence[str], exp: Path) -> None:
-    """Print a table and write it to table.md."""
-    table = "\n".join(lines) + "\n"
+def publish(rows: Sequence[Sequence[str]], exp: Path) -> None:
+    """Print a table, whose first row is its head, and write it to table.md, in Markdown."""
+    head, *others = rows
+    table = "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *others))
     (exp / "table.md").write_text(table, encoding="utf-8")
     print(table, end="")

@@ -186,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     read_result(options.exp / run.folder, run.corpus, run.kind, run.seed),
                     precision,
                 )
-                publish(table_lines(results), options.exp)
+                publish(table_of(results), options.exp)
 
 
 def _ways(errors: str | None, options: argparse.Namespace) -> list[str]:
@@ -305,11 +305,10 @@ def _mend(run: Run, model: Path, data: Path, plain: Path, out: Path, price: floa
     made.write_text(digest, encoding="utf-8")
 
 
-def table_lines(results: Mapping[Run, tuple[Result, float | None]]) -> list[str]:
-    """A Markdown table of the WER on test, a line for each corpus, objective, kind of error and seed."""
+def table_of(results: Mapping[Run, tuple[Result, float | None]]) -> list[list[str]]:
+    """The WER on test, a row for each corpus, objective, kind of error and seed."""
     ways = [way for way in WAYS if any(run.way == way for run in results)]
-    head = ["corpus", "objective", "errors", "seed", *ways, "clean", "precision at 80 % recall"]
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = [["corpus", "objective", "errors", "seed", *ways, "clean", "precision at 80 % recall"]]
     for run in results:
         if run.errors is None or run.way != "plain":
             continue
@@ -317,10 +316,8 @@ def table_lines(results: Mapping[Run, tuple[Result, float | None]]) -> list[str]
         wers = [f"{results[one][0].wer:.2f} %" if one in results else "" for one in told]
         _, precision = results.get(run._replace(way="forgiving"), (None, None))
         share = "" if precision is None else f"{precision:.2f}"
-        lines.append(
-            f"| {run.corpus} | {run.objective} | {run.errors} | {run.seed} | {' | '.join(wers)} | {share} |"
-        )
-    return lines
+        rows.append([run.corpus, run.objective, run.errors, str(run.seed), *wers, share])
+    return rows
 
 
 if __name__ == "__main__":
