@@ -148,11 +148,11 @@ def load_examples(
         progress=progress,
     )
     pairs = zip(data_dir.utterances, features, strict=True)
-    examples = [_example(utterance, matrix, perturbation or Perturbation()) for utterance, matrix in pairs]
+    examples = [example_of(utterance, matrix, perturbation or Perturbation()) for utterance, matrix in pairs]
     return examples if cmvn is None else normalise(examples, cmvn)
 
 
-def _example(utterance: Utterance, features: NDArray[np.float32], copy: Perturbation) -> Example:
+def example_of(utterance: Utterance, features: NDArray[np.float32], copy: Perturbation) -> Example:
     return Example(copy.prefix + utterance.id, copy.prefix + utterance.speaker, utterance.words, features)
 
 
@@ -179,7 +179,7 @@ def load_usable(
     faults: dict[str, Fault] = {}
     how: dict[str, Any] = {"num_workers": num_workers, "executor": executor}
     for number, copy in enumerate(copies):
-        work = partial(_load_sound, config=config, perturbation=copy, folder=folder)
+        work = partial(load_sound, config=config, perturbation=copy, folder=folder)
         matrices.append({})
         told = None if progress is None else partial(_of_copies, progress, number, len(copies))
         for found, wrong in by_chunk(work, data_dir.utterances, progress=told, **how):
@@ -187,7 +187,7 @@ def load_usable(
             faults = {**wrong, **faults}  # the first fault of each utterance counts
     usable = data_dir.select(lambda utterance: utterance.id not in faults)
     variants = [
-        [_example(one, features[one.id], copy) for one in usable]
+        [example_of(one, features[one.id], copy) for one in usable]
         for copy, features in zip(copies, matrices, strict=True)
     ]
     return usable, variants, [faults[one.id] for one in data_dir if one.id in faults]
@@ -197,8 +197,11 @@ def _of_copies(progress: Progress, number: int, count: int, done: int, total: in
     progress(number * total + done, count * total)
 
 
-def _load_sound(
-    utterances: tuple[Utterance, ...], config: FeatureConfig, perturbation: Perturbation, folder: str | None
+def load_sound(
+    utterances: tuple[Utterance, ...],
+    config: FeatureConfig,
+    perturbation: Perturbation,
+    folder: str | Path | None,
 ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Fault]]:
     """Features by id of a chunk of utterances, and faults by id; without a faulty one the others are loaded again."""
     faults = dict[str, Fault]()

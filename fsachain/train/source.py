@@ -25,10 +25,10 @@ from fsachain.batch import TableBatch
 from fsachain.data.audio import Perturbation, seeded_generator
 from fsachain.data.augment import AugmentConfig, augment
 from fsachain.data.cmvn import Cmvn
-from fsachain.data.dataset import Batch, Example, collate
-from fsachain.data.features import FeatureConfig, features_fault, load_chunk, not_finite
+from fsachain.data.dataset import Batch, Example, collate, example_of, load_sound, normalise
+from fsachain.data.features import FeatureConfig, not_finite
 from fsachain.data.order import EpochOrder
-from fsachain.data.utterance import Fault, Utterance, UtteranceError
+from fsachain.data.utterance import Fault, Utterance
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError, GraphError
 from fsachain.fsa import arcs_from
@@ -322,15 +322,10 @@ class Preparation:
         return [self._prepare(task.epoch, task.view, *one) for one in task.utterances]
 
     def _prepare(self, epoch: int | None, view: int, utterance: Utterance, copy: Perturbation) -> Prepared:
-        try:
-            (matrix,) = load_chunk((utterance,), self.features, copy, self.cache_dir)
-        except UtteranceError as error:
-            return error.fault
-        fault = features_fault(utterance, matrix)  # before statistics are taken
-        if fault is not None:
-            return fault
-        name, speaker = copy.prefix + utterance.id, copy.prefix + utterance.speaker
-        example = Example(name, speaker, utterance.words, self.cmvn.apply(matrix, speaker))
+        found, faults = load_sound((utterance,), self.features, copy, self.cache_dir)
+        if faults:
+            return faults[utterance.id]
+        (example,) = normalise([example_of(utterance, found[utterance.id], copy)], self.cmvn)
         if epoch is not None and self.augmentation is not None:
             example = augment(example, self.augmentation, epoch, view)
         if self.maker is None:
