@@ -28,6 +28,21 @@ def batch(
     return features, torch.tensor(lengths)
 
 
+def as_trained(network: nn.Module) -> nn.Module:
+    """The network in evaluation, with weights and running averages as far from those of a new one as training gets."""
+    for parameter in network.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=1.5 / parameter[0].numel() ** 0.5)
+        else:
+            nn.init.normal_(parameter, mean=0.5, std=0.5)
+    for name, buffer in network.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.uniform_(-1, 1)
+        if name.endswith("running_var"):
+            buffer.uniform_(0.5, 2)
+    return network.eval()
+
+
 class Plain(nn.Module):
     """All that is needed and no more, from keyword arguments."""
 

@@ -133,6 +133,13 @@ def test_refreshed_statistics_are_those_of_the_batches_and_weights_stay():
     assert all(torch.equal(before, after) for before, after in zip(weights, model.parameters(), strict=True))
 
 
+def test_statistics_without_a_momentum_are_left_alone_in_a_world_of_two_as_in_one():
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(3, momentum=None))
+    for world in (World.alone(), World(0, 2)):
+        Passes(model, world, Precision()).refresh([])
+        assert torch.equal(model[0].running_var, torch.ones(3))
+
+
 def test_a_header_that_would_fill_the_memory_is_refused(tmp_path):
     epochs = [{f"figure {n}": n / 7 for n in range(60)} for _ in range(1000)]
     save_tensors(tmp_path / "a.safetensors", {"weight": torch.ones(3)}, {"epochs": epochs})

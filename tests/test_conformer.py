@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from own_networks import batch
+from own_networks import as_trained, batch
 from tolerances import NETWORK_BFLOAT16, NETWORK_FLOAT64
 
 from fsachain.nn import Conformer, ConformerConfig
@@ -31,20 +31,8 @@ VARIANTS = {
 
 
 def network(**options):
-    """A small network whose weights and running averages are as far from those of a new one as training gets."""
     torch.manual_seed(1)
-    made = Conformer(ConformerConfig(**{**SMALL, **options}))
-    for parameter in made.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=1.5 / parameter[0].numel() ** 0.5)
-        else:
-            torch.nn.init.normal_(parameter, mean=0.5, std=0.5)
-    for name, buffer in made.named_buffers():
-        if name.endswith("running_mean"):
-            buffer.uniform_(-1, 1)
-        if name.endswith("running_var"):
-            buffer.uniform_(0.5, 2)
-    return made.eval()
+    return as_trained(Conformer(ConformerConfig(**{**SMALL, **options})))
 
 
 @pytest.mark.parametrize("subsampling", [1, 2, 3, 4, 6])

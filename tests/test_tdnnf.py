@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from own_networks import batch
+from own_networks import as_trained, batch
 from tolerances import FEW_ROUNDINGS, ORTHONORMAL
 
 from fsachain.nn import Tdnnf, TdnnfConfig
@@ -18,16 +18,8 @@ VARIANTS = {
 
 
 def network(**options):
-    """A small network with random weights and running averages, as far from those of a new network as training gets."""
     torch.manual_seed(1)
-    made = Tdnnf(TdnnfConfig(**{**SMALL, "time_strides": (1, 2, 3), **options}))
-    for parameter in made.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    for module in made.modules():
-        if isinstance(module, MaskedBatchNorm):
-            module.running_mean.uniform_(-1, 1)
-            module.running_var.uniform_(0.5, 2)
-    return made.eval()
+    return as_trained(Tdnnf(TdnnfConfig(**{**SMALL, "time_strides": (1, 2, 3), **options})))
 
 
 def test_batch_norm_derivative_is_that_of_its_formula():

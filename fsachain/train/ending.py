@@ -88,8 +88,8 @@ def make_final_model(
     source: Source,
     dev_source: Source | None,
     evaluate: Callable[[Iterable[Sequence[SupervisedBatch]]], dict[str, Any]],
-) -> Combination:
-    """Give the model its final parameters and statistics.
+) -> tuple[int, dict[str, float]]:
+    """Give the model its final parameters and statistics; the models in the mean, and the objective by candidate.
 
     `paths` are the checkpoints of the last epochs, oldest first; they exist for the first process only. `source` gives
     training batches for the statistics of batch normalisation.
@@ -118,10 +118,10 @@ def make_final_model(
 
     if config.combine == "best-average":
         found = best_average(newest_first(), objective)
-    elif config.combine == "none" or len(paths) == 1:
-        return Combination(model.state_dict(), 1, {})  # as the last epoch left it
-    else:
-        *_, mean = _means(newest_first())
-        found = Combination(mean, len(paths), {})
-    take(found.state)
-    return found
+        take(found.state)
+        return found.num_models, found.objf
+    if config.combine == "none" or len(paths) == 1:
+        return 1, {}  # the model is as the last epoch left it
+    *_, mean = _means(newest_first())
+    take(mean)
+    return len(paths), {}

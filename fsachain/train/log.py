@@ -35,17 +35,16 @@ class JsonLinesLog:
         """
         if not self.path.is_file():
             return 0
-        torn, changes = 0, False
-        for _, line in binary_lines(self.path, longest=LONGEST_LINE):
+        lines = [line for _, line in binary_lines(self.path, longest=LONGEST_LINE)]
+        torn, kept = 0, list[bytes]()
+        for line in lines:
             event = event_of(line)
             torn += event is None
-            changes |= event is None or not keep(event) or not line.endswith(b"\n")
-        if changes:
-            with replacing(self.path) as kept:
-                for _, line in binary_lines(self.path, longest=LONGEST_LINE):
-                    event = event_of(line)
-                    if event is not None and keep(event):
-                        kept.write(line.rstrip(b"\r\n") + b"\n")
+            if event is not None and keep(event):
+                kept.append(line.rstrip(b"\r\n") + b"\n")
+        if kept != lines:
+            with replacing(self.path) as file:
+                file.writelines(kept)
         return torn
 
 

@@ -1,8 +1,4 @@
-"""The training loop of an LF-MMI model: epochs, steps, evaluation, checkpoints.
-
-What happens to one batch is in `step.py`, which utterances take part in `source.py`, how the final model is made in
-`ending.py`, what is told about it all in `reporting.py`.
-"""
+"""The training loop of an LF-MMI model: epochs, steps, evaluation, checkpoints."""
 
 from __future__ import annotations
 
@@ -283,14 +279,13 @@ class Trainer:
         return self._stepper.evaluate(stoppable()).summary()
 
     def _finish(self, source: Source, dev_source: Source | None) -> TrainResult:
-        ending = make_final_model(
+        size, objf = make_final_model(
             self._stepper, self._checkpoints.final, self.config, source, dev_source, self._evaluate
         )
         dev = None if dev_source is None else self._evaluate(dev_source.in_order(self._stepper.share))
         self.model.eval()
         path = self.directory / "final.safetensors"
-        facts = {"combine": self.config.combine, "candidates": ending.objf}
-        size = ending.num_models
+        facts = {"combine": self.config.combine, "candidates": objf}
         averaged = [path.name for path in self._checkpoints.final[-size:]]
         if self.world.is_first:
             header = {"averaged": averaged, "dev": json_ready(dev), **json_ready(facts)}
@@ -299,7 +294,7 @@ class Trainer:
         self._reporter.write("end", dev=dev, averaged=size, **facts, best_epoch=best)
         if dev is not None:
             made = f"mean of {size} epochs" if size > 1 else "that of the last epoch"
-            among = f", the best of {len(ending.objf)} candidates" if ending.objf else ""
+            among = f", the best of {len(objf)} candidates" if objf else ""
             self.progress.message(f"final model, {made}{among}: dev objf {dev['objf']:.4f}")
         return TrainResult(tuple(self._state.epochs), dev, self._reporter.faults, path)
 
