@@ -16,12 +16,12 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parents[1]))  # so that the script starts from any folder
 
-from fsachain.train.config import load_yaml  # noqa: E402
-from recipes.digits.prepare import prepare as prepare_digits  # noqa: E402
-from recipes.handwriting.prepare import prepare as prepare_handwriting  # noqa: E402
-from recipes.pipeline.corpus import prepare_data_dirs  # noqa: E402
-from recipes.pipeline.main import Prepare  # noqa: E402
-from recipes.pipeline.results import Result, add_options, publish, read_result, run_with, settings  # noqa: E402
+from fsachain.train.config import load_yaml
+from recipes.digits.prepare import prepare as prepare_digits
+from recipes.handwriting.prepare import prepare as prepare_handwriting
+from recipes.pipeline.corpus import prepare_data_dirs
+from recipes.pipeline.main import Prepare
+from recipes.pipeline.results import Result, add_options, publish, read_result, run_with, settings
 
 RECIPES: dict[str, Prepare] = {
     "handwriting": prepare_handwriting,

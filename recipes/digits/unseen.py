@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 RECIPE = Path(__file__).resolve().parent
 sys.path.insert(0, str(RECIPE.parents[1]))  # so that the script starts from any folder
 
-from recipes.digits.prepare import prepare  # noqa: E402
-from recipes.pipeline.corpus import SPLITS, read_data_dirs, write_data_dir  # noqa: E402
-from recipes.pipeline.results import Result, add_options, publish, read_result, run_with  # noqa: E402
+from recipes.digits.prepare import prepare
+from recipes.pipeline.corpus import SPLITS, read_data_dirs, write_data_dir
+from recipes.pipeline.results import Result, add_options, publish, read_result, run_with
 
 
 def prepare_without(speaker: str, corpus: Path | None, out: Path, seed: int) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parents[1]))  # so that the script starts from any folder
 
-from fsachain.cli.model import FINAL_MODEL  # noqa: E402
-from recipes.digits.prepare import prepare as prepare_digits  # noqa: E402
-from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir  # noqa: E402
-from recipes.pipeline.main import Prepare  # noqa: E402
-from recipes.pipeline.results import Result, add_options, publish, read_result, run_with  # noqa: E402
+from fsachain.cli.model import FINAL_MODEL
+from recipes.digits.prepare import prepare as prepare_digits
+from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir
+from recipes.pipeline.main import Prepare
+from recipes.pipeline.results import Result, add_options, publish, read_result, run_with
 
 CORPORA: dict[str, Prepare] = {"prompts": prepare_data_dirs, "digits": prepare_digits}
 LAST = "--to=decode"  # the table needs no more

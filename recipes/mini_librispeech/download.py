@@ -21,7 +21,7 @@ from pathlib import Path
 RECIPE = Path(__file__).resolve().parent
 sys.path.insert(0, str(RECIPE.parents[1]))  # so that the script starts from any folder
 
-from fsachain.errors import DataError  # noqa: E402
+from fsachain.errors import DataError
 
 SERVER = "https://www.openslr.org/resources"
 BLOCK = 1 << 20
@@ -115,14 +115,12 @@ def fetch(url: str, partial: Path) -> None:
 
 def check(path: Path, resource: Resource) -> None:
     """Compare a file's MD5; one that differs is deleted."""
-    digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    if digest.hexdigest() != resource.md5:
+        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if found != resource.md5:
         path.unlink()
         raise DataError(
-            f"{resource.name}: has MD5 {digest.hexdigest()}, expected {resource.md5}; it was deleted, fetch it again"
+            f"{resource.name}: has MD5 {found}, expected {resource.md5}; it was deleted, fetch it again"
         )
 
 

@@ -21,24 +21,15 @@ from typing import Any, NamedTuple
 RECIPES = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(RECIPES.parent))  # so that the script starts from any folder
 
-from fsachain.cli import call  # noqa: E402
-from fsachain.decode.wer import read_text  # noqa: E402
-from recipes.digits.prepare import prepare as prepare_digits  # noqa: E402
-from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir  # noqa: E402
-from recipes.pipeline.main import Prepare  # noqa: E402
-from recipes.pipeline.results import (  # noqa: E402
-    Result,
-    add_options,
-    finish,
-    publish,
-    read_result,
-    run_with,
-    settings,
-)
-from recipes.weak_transcripts.corrupt import SAID, Rates, corrupt_text, densest, precision_at  # noqa: E402
+from fsachain.cli import call
+from fsachain.decode.wer import read_text
+from recipes.digits.prepare import prepare as prepare_digits
+from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir
+from recipes.pipeline.main import Prepare
+from recipes.pipeline.results import Result, add_options, finish, publish, read_result, run_with, settings
+from recipes.weak_transcripts.corrupt import SAID, Rates, corrupt_text, densest, precision_at
 
 RECALL = 0.8
-PRECISION = "precision.txt"
 MODEL = Path("model") / "model.safetensors"  # in the folder of a run
 MENDED = "mended"  # folder of a run that is made of mended transcripts
 PATTERNS = "patterns.txt"  # there: what else may have been said
@@ -179,13 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ]
             for run in runs:
                 print(f"=== {run.corpus}, {run.kind}, seed {run.seed}", flush=True)
-                _train(run, options)
-                file = options.exp / run.folder / "doubts" / PRECISION
-                precision = float(file.read_text(encoding="utf-8")) if file.is_file() else None
-                results[run] = (
-                    read_result(options.exp / run.folder, run.corpus, run.kind, run.seed),
-                    precision,
-                )
+                precision, exp = _train(run, options), options.exp / run.folder
+                results[run] = read_result(exp, run.corpus, run.kind, run.seed), precision
                 publish(table_of(results), options.exp)
 
 
@@ -203,7 +189,8 @@ def _before(way: str, ways: Collection[str]) -> str:
     return before
 
 
-def _train(run: Run, options: argparse.Namespace) -> None:
+def _train(run: Run, options: argparse.Namespace) -> float | None:
+    """The share of the words that a forgiving network doubts most which were planted, where words were; see `RECALL`."""
     exp, mended = options.exp / run.folder, None
     before = options.exp / run._replace(way=_before(run.way, _ways(run.errors, options))).folder
     own: dict[str, dict[str, Any]] = {}
@@ -223,11 +210,11 @@ def _train(run: Run, options: argparse.Namespace) -> None:
             "forgive": {"deletion": MISSING[run.objective][run.errors]} | wrong
         }
     _run(run, options, exp, "decode", own, mended)
-    if run.way == "forgiving" and ERRORS[run.errors or ""].substitution:
-        doubts, data = exp / "doubts", exp / "data" / "train"
-        finish(call(["suspicious", str(exp / MODEL), str(data), str(doubts), f"--den={exp / 'graphs'}"]))
-        precision = precision_at(RECALL, doubts / "words.txt", data / SAID)
-        (doubts / PRECISION).write_text(f"{precision}\n", encoding="utf-8")
+    if run.way != "forgiving" or not ERRORS[run.errors or ""].substitution:
+        return None
+    doubts, data = exp / "doubts", exp / "data" / "train"
+    finish(call(["suspicious", str(exp / MODEL), str(data), str(doubts), f"--den={exp / 'graphs'}"]))
+    return precision_at(RECALL, doubts / "words.txt", data / SAID)
 
 
 def _run(
