@@ -67,8 +67,8 @@ class EpochSums:
     limited_steps: int = 0  # scaled down by `max_change`
     limited_components: int = 0  # by `max_change_per_component`
 
-    def numbers(self) -> list[float]:
-        return [float(getattr(self, name)) for name in SUMMED]
+    def numbers(self, names: Sequence[str] = ()) -> list[float]:
+        return [float(getattr(self, name)) for name in names or SUMMED]
 
     def add_numbers(self, values: Sequence[float], names: Sequence[str] = ()) -> None:
         for name, value in zip(names or SUMMED, values, strict=True):
@@ -329,17 +329,16 @@ class StepOutcome:
 
 
 @dataclass
-class _Found:
-    """Sums over the micro-batches of this process, and after `_reduce` over all processes."""
+class _Found(EpochSums):
+    """Sums over the micro-batches of this process in one step, and after `_reduce` over all processes."""
 
     loss: float = 0.0  # summed over frames
     ok: float = 0.0  # sequences that took part
-    excluded: float = 0.0
+    num_excluded: float = 0.0
     stopping: float = 0.0
-    sums: EpochSums = field(default_factory=EpochSums)
 
-    def numbers(self) -> list[float]:
-        return [self.loss, self.ok, self.excluded, self.stopping, *self.sums.numbers()]
+
+_OF_STEP = (*SUMMED, "loss", "ok", "num_excluded", "stopping")
 
 
 class Stepper:
@@ -391,24 +390,24 @@ class Stepper:
         mine.stopping = float(stopping())
         found, norm = self._reduce(mine)
         sums.batches += 1
-        sums.input_frames += found.sums.input_frames
-        sums.loss_seconds += mine.sums.loss_seconds
+        sums.input_frames += found.input_frames
+        sums.loss_seconds += mine.loss_seconds
         sums.world_seconds += self.world.seconds - waited
         names: tuple[str, ...] = ()
-        if found.excluded:
-            names = tuple(name for given in self.world.gather(mine.sums.excluded) for name in given)
-        value = found.loss / found.sums.weight if found.sums.weight else 0.0 * found.loss
+        if found.num_excluded:
+            names = tuple(name for given in self.world.gather(mine.excluded) for name in given)
+        value = found.loss / found.weight if found.weight else 0.0 * found.loss
         usable = found.ok > 0 and math.isfinite(value + norm)
         overflow = self.passes.precision.note(math.isfinite(norm)) and math.isfinite(value)
-        empty = found.sums.input_frames == 0
+        empty = found.input_frames == 0
         outcome = StepOutcome(value, norm, usable, names, overflow, found.stopping > 0, empty)
         if not usable:
             with torch.no_grad():
                 for name, buffer in self.model.named_buffers():
                     buffer.copy_(buffers[name])
             return outcome
-        found.sums.input_frames = 0
-        sums.add_numbers(found.sums.numbers())
+        found.input_frames = 0
+        sums.add_numbers(found.numbers())
         sums.excluded += names
         sums.grad_norm += norm
         sums.max_grad_norm = max(sums.max_grad_norm, norm)
@@ -457,36 +456,31 @@ class Stepper:
         record = self.loss.last_record
         frames = torch.as_tensor(record.weight_ok, dtype=loss.dtype, device=loss.device)
         loss.backward(frames * self.passes.precision.factor)
-        mine.sums.loss_seconds += self._now() - started
+        mine.loss_seconds += self._now() - started
         self.passes.backward(roots, [leaf.grad for leaf in leaves])
         mine.loss += float(loss.detach() * frames)
         mine.ok += float(record.ok.sum())
-        mine.sums.add_record(record, output.lengths.tolist())
-        mine.sums.input_frames += int(item.batch.lengths.sum())
+        mine.add_record(record, output.lengths.tolist())
+        mine.input_frames += int(item.batch.lengths.sum())
         if item.forgiving is not None:
             edits = item.forgiving.edits(item, output.nnet_output, output.lengths)
-            mine.sums.add_numbers(edits, ("words", *EDITS))
-        mine.excluded = float(len(mine.sums.excluded))
+            mine.add_numbers(edits, ("words", *EDITS))
+        mine.num_excluded = float(len(mine.excluded))
 
     def _reduce(self, mine: _Found) -> tuple[_Found, float]:
         """Sums over all processes, and the norm before clipping; gradients become those of the loss per frame, clipped."""
         moved = [float(parameter.grad is not None) for parameter in self._parameters]
-        numbers = mine.numbers()
-        totals = self.world.sum_numbers(numbers + moved)
-        loss, ok, excluded, stopping = totals[:4]
-        found = _Found(loss, ok, excluded, stopping)
-        found.sums.add_numbers(totals[4 : len(numbers)])
-        chosen = [
-            parameter
-            for parameter, count in zip(self._parameters, totals[len(numbers) :], strict=True)
-            if count
-        ]
+        totals = self.world.sum_numbers(mine.numbers(_OF_STEP) + moved)
+        found, size = _Found(), len(_OF_STEP)
+        found.add_numbers(totals[:size], _OF_STEP)
+        pairs = zip(self._parameters, totals[size:], strict=True)
+        chosen = [parameter for parameter, count in pairs if count]
         own = [torch.zeros_like(one) if one.grad is None else one.grad for one in chosen]
         grads = self.world.add_up_many(own)
         for parameter, grad in zip(chosen, grads, strict=True):
             parameter.grad = grad
-        if grads and found.sums.weight:
-            torch._foreach_div_(grads, found.sums.weight * self.passes.precision.factor)
+        if grads and found.weight:
+            torch._foreach_div_(grads, found.weight * self.passes.precision.factor)
         return found, float(nn.utils.clip_grad_norm_(chosen, self._max_grad_norm))
 
     def _now(self) -> float:
