@@ -13,7 +13,7 @@ from toy_training import BreakAfter, Interruption, ToyLoss, ToyModel, config, co
 
 from fsachain.data.augment import AugmentConfig
 from fsachain.errors import ConfigError
-from fsachain.train.checkpoint import Checkpoint, epoch_checkpoints, list_checkpoints, load_tensors
+from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
 from fsachain.train.config import OPTIMIZERS, OptimizerConfig, TrainConfig
 from fsachain.train.ending import best_average
 from fsachain.train.log import read_log
@@ -276,7 +276,7 @@ def test_the_final_model_is_the_candidate_with_the_best_objective(tmp_path):
     assert list(candidates) == ["1", "2", "3"]
     best = max(candidates, key=lambda name: candidates[name])
     assert result.dev["objf"] == pytest.approx(candidates[best], abs=tolerances.SIX_DECIMALS)
-    models = [Checkpoint.load(path).model for path in epoch_checkpoints(tmp_path / "checkpoints")]
+    models = [Checkpoint.load(path).model for path in list_checkpoints(tmp_path / "checkpoints")]
     chosen = models[-int(best) :]
     mean = sum(model["output.weight"].double() for model in chosen) / len(chosen)
     final, header = load_tensors(result.model_path)

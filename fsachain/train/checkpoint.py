@@ -169,11 +169,6 @@ def list_checkpoints(directory: str | Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
 
 
-def epoch_checkpoints(directory: str | Path) -> list[Path]:
-    """Oldest first."""
-    return [path for path in list_checkpoints(directory) if path.name.endswith("-batch-000000.safetensors")]
-
-
 def epoch_end(directory: str | Path, epoch: int) -> Path:
     """Path of the checkpoint at the end of an epoch, whether or not it exists."""
     return Path(directory) / Checkpoint(epoch, 0, 0, {}).file_name
@@ -182,7 +177,8 @@ def epoch_end(directory: str | Path, epoch: int) -> Path:
 def prune_checkpoints(directory: str | Path, keep_epochs: int, best: int | None = None) -> None:
     """Delete all but the newest checkpoint, the ends of the last `keep_epochs` epochs and that of epoch `best`."""
     paths = list_checkpoints(directory)
-    keep = set(epoch_checkpoints(directory)[-keep_epochs:]) | set(paths[-1:])
+    ends = [path for path in paths if path.name.endswith("-batch-000000.safetensors")]
+    keep = {*ends[-keep_epochs:], *paths[-1:]}
     if best is not None:
         keep.add(epoch_end(directory, best))
     for path in paths:
