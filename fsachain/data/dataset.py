@@ -174,12 +174,12 @@ def load_usable(
     """
     if cache_dir is not None:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
-    folder, config = None if cache_dir is None else str(cache_dir), config.fitted(data_dir)
+    config = config.fitted(data_dir)
     matrices: list[dict[str, NDArray[np.float32]]] = []  # of each copy
     faults: dict[str, Fault] = {}
     how: dict[str, Any] = {"num_workers": num_workers, "executor": executor}
     for number, copy in enumerate(copies):
-        work = partial(load_sound, config=config, perturbation=copy, folder=folder)
+        work = partial(load_sound, config=config, perturbation=copy, folder=cache_dir)
         matrices.append({})
         told = None if progress is None else partial(_of_copies, progress, number, len(copies))
         for found, wrong in by_chunk(work, data_dir.utterances, progress=told, **how):

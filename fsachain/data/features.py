@@ -277,8 +277,8 @@ def load_features(
     if cache_dir is not None:
         Path(cache_dir).mkdir(parents=True, exist_ok=True)
         remove_partials(cache_dir, older_than=ABANDONED_SECONDS)
-    folder, config = None if cache_dir is None else str(cache_dir), config.fitted(utterances)
-    work = partial(load_chunk, config=config, perturbation=perturbation or Perturbation(), folder=folder)
+    config, copy = config.fitted(utterances), perturbation or Perturbation()
+    work = partial(load_chunk, config=config, perturbation=copy, folder=cache_dir)
     parts = by_chunk(work, utterances, num_workers=num_workers, executor=executor, progress=progress)
     return [features for part in parts for features in part]
 
