@@ -56,6 +56,10 @@ from fsachain.decode.wer import score
 from fsachain.nn import Tdnnf, TdnnfConfig, num_parameters
 
 SPEEDS = (0.9, 1.0, 1.1)  # one of them is drawn for each utterance and epoch
+PHONE_ORDER = 2  # right for minutes of speech; 4 from some hours on
+WORD_ORDER = 3
+BATCH_SIZE = 16  # utterances a step
+PEAK_RATE = 4e-3  # of the one-cycle schedule
 
 
 @dataclass
@@ -73,23 +77,18 @@ class Graphs:
     word_lm: str
 
 
-def build_graphs(
-    train: DataDir, lexicon: Lexicon, *, phone_order: int = 2, word_order: int = 3, seed: int = 1
-) -> Graphs:
-    """Graphs of the training transcripts. A phone bigram is right for minutes of speech, a 4-gram from some hours on."""
+def build_graphs(train: DataDir, lexicon: Lexicon, seed: int) -> Graphs:
+    """Graphs of the training transcripts."""
     tree = ContextTree.monophone(lexicon.phones, Topology.chain())
     texts = [utterance.words for utterance in train]
-    phone_lm = estimate_phone_lm(
-        lm_phones(texts, lexicon, seed=seed),
-        ngram_order=phone_order,
-    )
+    phone_lm = estimate_phone_lm(lm_phones(texts, lexicon, seed=seed), ngram_order=PHONE_ORDER)
     denominator = DenominatorGraph(build_denominator(phone_lm, tree), tree.num_pdfs)
     spoken = [  # words that training never heard may be said all the same
         word
         for word in lexicon.words
         if any(set(entry.phones) - {lexicon.silence_phone} for entry in lexicon.pronunciations_of(word))
     ]
-    word_lm = estimate_arpa(texts, word_order, vocabulary=spoken)
+    word_lm = estimate_arpa(texts, WORD_ORDER, vocabulary=spoken)
     return Graphs(lexicon, tree, denominator, denominator.normalization_fsa(), word_lm)
 
 
@@ -107,11 +106,8 @@ def train_network(
     copies: list[list[Example]],
     tables: list[TransitionTable],
     graphs: Graphs,
-    *,
     epochs: int,
-    batch_size: int = 16,
-    peak_rate: float = 4e-3,
-    seed: int = 1,
+    seed: int,
 ) -> None:
     """Train with LF-MMI and cross-entropy from the numerator's occupancies, which regularises.
 
@@ -121,22 +117,20 @@ def train_network(
         tables: the compiled numerator of each utterance.
         graphs: the denominator.
         epochs: passes over the utterances, each at one of its speeds.
-        batch_size: utterances a step.
-        peak_rate: largest learning rate of the one-cycle schedule.
         seed: of everything that is drawn.
     """
     lengths = [example.num_frames for example in copies[0]]
     loss_of = LFMMILoss(
         graphs.denominator, leaky_hmm_coefficient=0.1, l2_regularize=5e-5, xent_regularize=0.1
     )
-    optimizer = torch.optim.Adam(network.parameters(), lr=peak_rate)
-    steps = epochs * len(length_buckets(lengths, batch_size=batch_size, seed=seed, epoch=0))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, peak_rate, total_steps=steps)
+    optimizer = torch.optim.Adam(network.parameters(), lr=PEAK_RATE)
+    steps = epochs * len(length_buckets(lengths, batch_size=BATCH_SIZE, seed=seed, epoch=0))
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, PEAK_RATE, total_steps=steps)
     draw = torch.Generator().manual_seed(seed)
     for epoch in range(epochs):
         started, objf, frames = time.perf_counter(), 0.0, 0.0
         network.train()
-        for rows in length_buckets(lengths, batch_size=batch_size, seed=seed, epoch=epoch):
+        for rows in length_buckets(lengths, batch_size=BATCH_SIZE, seed=seed, epoch=epoch):
             speeds = torch.randint(len(copies), (len(rows),), generator=draw).tolist()
             examples = [copies[speed][row] for speed, row in zip(speeds, rows, strict=True)]
             batch = collate(augment_all(examples, AugmentConfig(frame_shift=1, seed=seed), epoch))
@@ -192,7 +186,7 @@ def main() -> None:
 
     sets = {name: DataDir.read(options.corpus / name) for name in ("train", "dev", "test")}
     lexicon = Lexicon.read(options.corpus / "lang" / "lexicon.txt")
-    graphs = build_graphs(sets["train"], lexicon, seed=options.seed)
+    graphs = build_graphs(sets["train"], lexicon, options.seed)
     tables = numerators(sets["train"], graphs)
     print(
         f"{len(lexicon.words)} words, {graphs.tree.num_pdfs} pdfs, "
@@ -217,7 +211,7 @@ def main() -> None:
         )
     )
     print(f"{num_parameters(network)} parameters")
-    train_network(network, copies, tables, graphs, epochs=options.epochs, seed=options.seed)
+    train_network(network, copies, tables, graphs, options.epochs, options.seed)
     if options.out:
         torch.save(network.state_dict(), options.out)
 
