@@ -81,19 +81,14 @@ def whole(table: Any, *path: str) -> int | None:
     return None if value is None else int(value)
 
 
-def text(table: Event, name: str) -> str:
+def entry(table: Event, name: str, kind: type[T]) -> T:
+    """The entry of this kind, an empty one where there is none."""
     value = table.get(name)
-    return value if isinstance(value, str) else ""
+    return value if isinstance(value, kind) else kind()
 
 
 def strings(table: Event, name: str) -> tuple[str, ...]:
-    value = table.get(name)
-    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
-
-
-def table_of(table: Event, name: str) -> dict[str, Any]:
-    value = table.get(name)
-    return value if isinstance(value, dict) else {}
+    return tuple(item for item in entry(table, name, list) if isinstance(item, str))
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -138,7 +133,8 @@ class Layout:
 
         if base is None and (exp / STAGE_LOG).is_file():
             runs = read_events(exp / STAGE_LOG).of("run")
-            base = next((Path(text(run, "first")) for run in reversed(runs) if text(run, "first")), None)
+            firsts = (entry(run, "first", str) for run in reversed(runs))
+            base = next((Path(first) for first in firsts if first), None)
         base = base or exp
         data = {name: either(base / "data" / name, base / name) for name in ("train", "dev", "test")}
         with suppress(DataError, *FAULTS):
@@ -217,19 +213,20 @@ def read_stages(path: Path) -> StageLog:
     runs = []
     for event in log.of("run"):
         said = strings(event, "command"), strings(event, "stages")
-        versions = {name: str(value) for name, value in table_of(event, "versions").items()}
+        versions = {name: str(value) for name, value in entry(event, "versions", dict).items()}
         facts = {name: str(value) for name, value in event.items() if name not in known and value is not None}
-        runs.append(Run(number(event, "time"), *said, versions, table_of(event, "config"), facts))
-    names = [*(name for run in runs for name in run.stages), *(text(event, "stage") for event in log.events)]
+        runs.append(Run(number(event, "time"), *said, versions, entry(event, "config", dict), facts))
+    begun = [entry(event, "stage", str) for event in log.events]
+    names = [*(name for run in runs for name in run.stages), *begun]
     stages = {name: Stage(name, "to come") for name in names if name}
-    for event in log.events:
-        name, kind = text(event, "stage"), text(event, "event")
+    for name, event in zip(begun, log.events, strict=True):
+        kind = event.get("event")
         if name and kind in _STATES:
             figures = {
                 key: number(event, key) for key in ("seconds", "cpu_seconds", "peak_rss", "peak_device")
             }
             started = number(event, "time") if kind == "start" else stages[name].started
-            stages[name] = Stage(name, _STATES[kind], started, **figures, error=text(event, "error"))
+            stages[name] = Stage(name, _STATES[kind], started, **figures, error=entry(event, "error", str))
     return StageLog(tuple(runs), tuple(stages.values()), log.num_unreadable)
 
 
@@ -244,7 +241,7 @@ class Training:
         starts, ends, epochs = log.of("start"), log.of("end"), log.of("epoch")
         start = starts[-1] if starts else {}
         last = log.events[-1] if log.events else {}
-        self.config = table_of(start, "config")  # the options of section `train`
+        self.config = entry(start, "config", dict)  # the options of section `train`
         self.num_epochs = whole(self.config, "num_epochs")
         self.utterances, self.batches = whole(start, "utterances"), whole(start, "batches")
         self.parameters = whole(start, "parameters")
@@ -254,10 +251,10 @@ class Training:
         excluded = []  # (utterance, why it takes no part) since the last start; long lists go on in "left_out"
         since = max((n for n, event in enumerate(log.events) if event is start), default=len(log.events))
         for event in log.events[since:]:
-            entries = event.get("excluded") if event.get("event") in ("start", "left_out") else None
-            for entry in entries if isinstance(entries, list) else ():
-                if isinstance(entry, dict):
-                    excluded.append((text(entry, "id"), text(entry, "reason")))
+            listed = entry(event, "excluded", list) if event.get("event") in ("start", "left_out") else []
+            for one in listed:
+                if isinstance(one, dict):
+                    excluded.append((entry(one, "id", str), entry(one, "reason", str)))
         self.excluded = tuple(dict.fromkeys(excluded))
         # The utterances that the loss left out, and those of each batch that moved no parameter.
         self.excluded_in_epochs = tuple(

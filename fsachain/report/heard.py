@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fsachain.data.kaldi_dir import Utterance
 from fsachain.decode.ctm import CtmEntry, read_ctm
-from fsachain.decode.wer import EPSILON, ErrorCounts, UtteranceScore, WerReport, error_kind
+from fsachain.decode.wer import ErrorCounts, UtteranceScore, WerReport
 from fsachain.report.collect import Clip, Findings, Picture, bitmap, clip, samples_of
 
 if TYPE_CHECKING:
@@ -31,23 +31,11 @@ class Seen:
 Look = Callable[[Sequence[Utterance]], tuple[Mapping[str, Seen], Mapping[str, str]]]
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Aligned words; `kind` is "same" or the kind of error."""
-
-    kind: str
-    reference: str
-    hypothesis: str
-
-
 @dataclass
 class Heard:
     """One utterance on the page."""
 
-    id: str
-    speaker: str
-    counts: ErrorCounts
-    pairs: tuple[Pair, ...]
+    score: UtteranceScore
     clip: Clip | None = None
     words: list[CtmEntry] = field(default_factory=list)
     phones: list[CtmEntry] = field(default_factory=list)
@@ -74,12 +62,12 @@ def choose(found: Findings, most: int) -> dict[str, list[Heard]]:
     taken = {one.id for one in worst}
     others = [one for one in found.wer.utterances if one.id not in taken]
     others.sort(key=lambda one: (error_rate(one.counts), -one.counts.num_words, one.id))
-    return {"worst": [_heard(one) for one in worst], "best": [_heard(one) for one in others[:most]]}
+    return {"worst": [Heard(one) for one in worst], "best": [Heard(one) for one in others[:most]]}
 
 
 def add_times(found: Findings, chosen: Sequence[Heard]) -> None:
     """Times of words and phones, where the utterances were aligned."""
-    wanted = {one.id: one for one in chosen}
+    wanted = {one.score.id: one for one in chosen}
     for tier in ("words", "phones"):
         path = found.layout.aligned / f"{tier}.ctm"
         if not found.expect("utterances", path, "`fsachain align` writes it"):
@@ -96,12 +84,16 @@ def add_recordings(
     utterances = {utterance.id: utterance for utterance in found.data or ()}
     for one in chosen:
         read = found.attempt(
-            "utterances", samples_of, utterances[one.id], found.sample_rate, allow_commands=allow_commands
+            "utterances",
+            samples_of,
+            utterances[one.score.id],
+            found.sample_rate,
+            allow_commands=allow_commands,
         )
         if read is None:
             continue
         one.clip = found.attempt("utterances", clip, *read)
-        if one.id in pictured:
+        if one.score.id in pictured:
             picture = found.attempt("utterances", _draw_alignment, one, *read)
             one.pictures += [] if picture is None else [picture]
 
@@ -114,8 +106,8 @@ def add_lattices(found: Findings, chosen: Sequence[Heard], pictured: set[str], l
     for reason in reasons.values():
         found.note("utterances", f"Without a lattice: {reason}")
     for one in chosen:
-        if one.id in seen:
-            picture = found.attempt("utterances", _draw_lattice, one, seen[one.id])
+        if one.score.id in seen:
+            picture = found.attempt("utterances", _draw_lattice, one.score.id, seen[one.score.id])
             one.pictures += [] if picture is None else [picture]
 
 
@@ -124,25 +116,17 @@ def _draw_alignment(one: Heard, samples: NDArray[np.float32], rate: int) -> Pict
 
     tiers = {name: tier for name, tier in (("words", one.words), ("phones", one.phones)) if tier}
     said = " ".join(entry.label for entry in one.words)
-    alt = f"Spectrogram of {one.id}" + (f"; the words below it: {said}" if said else "")
+    alt = f"Spectrogram of {one.score.id}" + (f"; the words below it: {said}" if said else "")
     caption = "Spectrogram; below it the words and phones of the transcript." if tiers else "Spectrogram."
     return bitmap(plot_alignment(spectrogram(samples, rate), tiers), alt, caption)
 
 
-def _draw_lattice(one: Heard, seen: Seen) -> Picture:
+def _draw_lattice(name: str, seen: Seen) -> Picture:
     from fsachain.plot import plot_trellis
 
-    alt = f"Occupancy of the phones over time for {one.id}, in the numerator and in the denominator, and their difference"
+    alt = f"Occupancy of the phones over time for {name}, in the numerator and in the denominator, and their difference"
     caption = (
         "Which phone the numerator (the words of the transcript) and the denominator (any words) are in. "
         "Their difference is the gradient."
     )
     return bitmap(plot_trellis(seen.occupancies, frame_seconds=seen.frame_seconds), alt, caption)
-
-
-def _heard(one: UtteranceScore) -> Heard:
-    def shown(word: str) -> str:
-        return "" if word == EPSILON else word
-
-    pairs = tuple(Pair(error_kind(said, heard), shown(said), shown(heard)) for said, heard in one.alignment)
-    return Heard(one.id, one.speaker, one.counts, pairs)

@@ -75,6 +75,7 @@ def render_page(template: str, *, media: str = "data:", **values: Any) -> str:
         "amount": lambda value: amount(value).text,
         "moment": lambda value: moment(value).text,
     }
+    environment.globals["error_kind"] = error_kind
     style, script = (sources[name].replace("\r\n", "\n") for name in ("style.css", "page.js"))
     policy = [
         "default-src 'none'",
@@ -166,7 +167,7 @@ def write_report(
     draw(found)
     heard = choose(found, num_utterances)
     every = [one for group in heard.values() for one in group]
-    pictured = {one.id for group in heard.values() for one in group[:num_pictured]}
+    pictured = {one.score.id for group in heard.values() for one in group[:num_pictured]}
     if every:
         add_times(found, every)
         add_recordings(found, every, pictured, allow_commands=allow_commands)
