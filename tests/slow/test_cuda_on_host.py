@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fsachain.backends.cuda.device import KernelSpec
-from tools.cuda_on_host import HostDevice, HostError, Sanitizer, Threads, skip_reason
+from tools.cuda_on_host import HostDevice, HostError, Sanitizer, skip_reason
 from tools.cuda_on_host.replay import SanitizerError, record, replay, uninitialised_reads
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
@@ -16,8 +16,8 @@ FOLDER = Path(__file__).parents[1] / "host_kernels"
 EXCHANGE = ("none", "reads early", "awaits more", "not started", "arrives twice", "leaves early")
 
 
-def host(threads=Threads.IN_TURN, **options):
-    return HostDevice(folder=FOLDER, threads=threads, patience=2.0, **options)
+def host(**options):
+    return HostDevice(folder=FOLDER, patience=2.0, **options)
 
 
 def planted(name):
@@ -41,7 +41,7 @@ ZEROS = np.zeros(128, np.int32)
 LATE = r"no thread returned for 2 s:\n  block \(0, 0\): "
 
 
-@pytest.mark.parametrize("threads", list(Threads))
+@pytest.mark.parametrize("concurrent", [False, True])
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
@@ -55,9 +55,9 @@ LATE = r"no thread returned for 2 s:\n  block \(0, 0\): "
         ("arrives twice", "an arrival at an mbarrier whose phase has all of its arrivals"),
     ],
 )  # fmt: skip
-def test_a_fault_ends_the_launch_and_the_message_says_where(threads, kernel, message):
+def test_a_fault_ends_the_launch_and_the_message_says_where(concurrent, kernel, message):
     with pytest.raises(HostError, match=rf"planted.cu: {planted(kernel).name}: (.|\n)*{message}"):
-        launch(host(threads), kernel, ZEROS, *[128] * (kernel == "write_behind"))
+        launch(host(concurrent=concurrent), kernel, ZEROS, *[128] * (kernel == "write_behind"))
 
 
 def test_a_block_may_not_end_while_stores_to_it_are_under_way():

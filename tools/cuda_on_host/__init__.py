@@ -5,7 +5,7 @@ accesses are real, so that sanitizers find them: see `replay`.
 """
 
 from tools.cuda_on_host.build import Sanitizer
-from tools.cuda_on_host.device import HostDevice, HostError, Threads, pretended
+from tools.cuda_on_host.device import HostDevice, HostError, pretended
 from tools.cuda_on_host.libcuda import skip_reason
 
-__all__ = ["HostDevice", "HostError", "Sanitizer", "Threads", "pretended", "skip_reason"]
+__all__ = ["HostDevice", "HostError", "Sanitizer", "pretended", "skip_reason"]

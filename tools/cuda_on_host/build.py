@@ -69,37 +69,34 @@ def _compiler() -> tuple[str, str]:
     return path, version.splitlines()[0]
 
 
-def texts_of(folder: Path, name: str) -> dict[str, str]:
-    """The text `name` of a folder and all texts beside it that it includes, by name."""
+def _texts_of(folder: Path, name: str) -> list[str]:
+    """The text `name` of a folder and all texts beside it that it includes, in the order of their names."""
     found: dict[str, str] = {}
     wanted = [name]
     while wanted:
         current = wanted.pop()
         if current in found or not (folder / current).is_file():
             continue
-        found[current] = (folder / current).read_text(encoding="utf-8")
-        wanted += _INCLUDE.findall(found[current])
-    if name not in found:
-        raise BuildError(f"{folder} has no kernel text {name!r}")
-    return found
-
-
-def _check(texts: dict[str, str]) -> None:
-    for name, text in texts.items():
+        found[current] = text = (folder / current).read_text(encoding="utf-8")
+        wanted += _INCLUDE.findall(text)
         for line in _SHARED.findall(re.sub(r"//.*", "", text)):
             if not _DYNAMIC.match(line.strip()):
                 raise BuildError(
-                    f"{name}: {line.strip()!r}: shared memory is declared once, at file scope, as "
+                    f"{current}: {line.strip()!r}: shared memory is declared once, at file scope, as "
                     "'extern __shared__ __align__(16) unsigned char shared_memory[];'"
                 )
+    if name not in found:
+        raise BuildError(f"{folder} has no kernel text {name!r}")
+    return [found[name] for name in sorted(found)]
 
 
-def _source(folder: Path, name: str, defines: Defines) -> str:
+def _source(folder: Path, name: str, options: Sequence[str]) -> str:
     """A text that includes the kernels' and adds, for each of them, how to call it and what it says about its launch."""
     include = f'#include "cuda_on_host.h"\n#include "{(folder / name).resolve()}"\n'
-    options = ["-E", "-P", *_MARKS, f"-I{folder}", *_defined(defines)]
     lines = [include]
-    for bounds, cluster, entry in _ENTRY.findall(_compile([*options, "-x", "c++", "-"], include)):
+    for bounds, cluster, entry in _ENTRY.findall(
+        _compile(["-E", "-P", *_MARKS, *options, "-x", "c++", "-"], include)
+    ):
         lines.append(
             f'extern "C" void {entry}__launch(const std::uint64_t* slots) {{ cuda_on_host::call(&{entry}, slots); }}\n'
             f'extern "C" const char* {entry}__signature() {{ return cuda_on_host::signature(&{entry}); }}\n'
@@ -109,11 +106,7 @@ def _source(folder: Path, name: str, defines: Defines) -> str:
     return "".join(lines)
 
 
-def _own_texts() -> str:
-    return "".join(p.read_text() for p in sorted([*HERE.glob("*.h"), *HERE.glob("include/*.h")]))
-
-
-def _compile(options: list[str], source: str | None) -> str:
+def _compile(options: Sequence[str], source: str | None) -> str:
     """What the compiler prints, given a text on its standard input."""
     command = [_compiler()[0], *_COMMON, f"-I{HERE / 'include'}", f"-I{HERE}", *options]
     done = subprocess.run(command, input=source, capture_output=True, text=True, check=False)
@@ -125,8 +118,8 @@ def _compile(options: list[str], source: str | None) -> str:
 def _make(
     kind: str,
     suffix: str,
-    options: list[str],
-    inputs: Sequence[str] = (),
+    options: Sequence[str],
+    inputs: Sequence[str],
     source: Callable[[], str] | None = None,
 ) -> Path:
     """The result of one run of the compiler, from the cache where it is there.
@@ -137,7 +130,8 @@ def _make(
         inputs: all texts that the result depends on beside our headers.
         source: makes the text that the compiler reads from its standard input.
     """
-    key = "\0".join((_compiler()[1], _own_texts(), *inputs, *options))
+    own = (path.read_text() for path in sorted([*HERE.glob("*.h"), *HERE.glob("include/*.h")]))
+    key = "\0".join((_compiler()[1], "".join(own), *inputs, *options))
     target = BUILD / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:24]}{suffix}"
     if target.is_file():
         return target
@@ -159,12 +153,10 @@ def driver() -> Path:
     return _make("libcuda", ".so", [*options, *map(str, sources)], [path.read_text() for path in sources])
 
 
-def _contents(texts: dict[str, str]) -> list[str]:
-    return [texts[name] for name in sorted(texts)]
-
-
-def _defined(defines: Defines) -> list[str]:
-    return [f"-D{name}={value}" for name, value in defines]
+def _make_of_kernels(suffix: str, options: Sequence[str], folder: Path, name: str, defines: Defines) -> Path:
+    own = [f"-I{folder}", *(f"-D{macro}={value}" for macro, value in defines)]
+    made = Path(name).stem, suffix, [*options, *own], _texts_of(folder, name)
+    return _make(*made, lambda: _source(folder, name, own))
 
 
 @cache
@@ -179,19 +171,14 @@ def library(folder: Path, name: str, defines: Defines) -> Path:
     Raises:
         BuildError: the text does not compile, or declares shared memory otherwise than once at file scope.
     """
-    texts = texts_of(folder, name)
-    _check(texts)
-    options = ["-O1", "-shared", "-fPIC", "-ftls-model=initial-exec", f"-I{folder}", *_defined(defines)]
-    return _make(Path(name).stem, ".so", options, _contents(texts), lambda: _source(folder, name, defines))
+    options = ["-O1", "-shared", "-fPIC", "-ftls-model=initial-exec"]
+    return _make_of_kernels(".so", options, folder, name, defines)
 
 
 def program(folder: Path, name: str, defines: Defines, sanitizer: Sanitizer) -> Path:
     """A program that replays launches of the kernels of one text under a sanitizer; arguments as for `library`."""
-    texts = texts_of(folder, name)
-    _check(texts)
     # Without optimisation no access is left out; the compiler is also twice as fast.
     watched = ["-O0", "-g1", *sanitizer.value]
     sources = [HERE / f"{part}.cc" for part in ("runtime", "runner")]
     parts = [_make(path.stem, ".o", [*watched, "-c", str(path)], [path.read_text()]) for path in sources]
-    options = [*watched, "-rdynamic", *map(str, parts), f"-I{folder}", *_defined(defines)]
-    return _make(Path(name).stem, ".exe", options, _contents(texts), lambda: _source(folder, name, defines))
+    return _make_of_kernels(".exe", [*watched, "-rdynamic", *map(str, parts)], folder, name, defines)

@@ -7,7 +7,6 @@ import struct
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from math import prod
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,25 +68,21 @@ class HostMemory:
         return None
 
 
-class Threads(Enum):
-    """What a CUDA thread is on the host."""
-
-    IN_TURN = "fibers"  # the threads that must run at once take turns on one thread of the system: fast, and repeatable
-    CONCURRENT = "threads"  # each is a thread of the system, interrupted anywhere
-
-
 class HostError(Exception):
     """A launch that a GPU would refuse, or a kernel that does what no kernel may do."""
 
 
 class Launch(NamedTuple):
-    """One launch: what `HostDevice.launch` was asked for."""
+    """One launch: what `HostDevice.launch` was asked for; of each argument its kind and its eight bytes.
+
+    Kinds are the letters of Python's struct module, P for a pointer: `letter` in cuda_on_host.h.
+    """
 
     kernel: KernelSpec
     grid: tuple[int, int]
     block: int
     shared_bytes: int
-    arguments: tuple[Argument, ...]
+    arguments: tuple[tuple[str, int], ...]
 
 
 class HostDevice(Device):
@@ -101,14 +96,15 @@ class HostDevice(Device):
         multiprocessors, shared_bytes: limits that the device, of compute capability 9.0, pretends to have.
         clusters: how many clusters run at once, by their size; None: as many as there are multiprocessors for.
         fill: the byte that memory holds before it is written.
-        threads: what a CUDA thread is.
+        concurrent: each CUDA thread is a thread of the system, interrupted anywhere; else those that must run at once take
+            turns on one: fast, and repeatable.
         patience: seconds without any progress after which a launch is given up.
         folder: where kernel texts lie, which then run without CuPy; the package's own by default.
         knows_all: whether all memory that kernels are given is the device's, none the caller's.
 
     Attributes:
         fill, folder: see above.
-        launches: all launches so far, without their arguments.
+        launches: all launches so far.
         observers: called before each launch, when its arguments are checked; what they return is called after it.
     """
 
@@ -119,7 +115,7 @@ class HostDevice(Device):
         *,
         clusters: dict[int, int] | None = None,
         fill: int = 0xFF,
-        threads: Threads = Threads.IN_TURN,
+        concurrent: bool = False,
         patience: float = 20.0,
         folder: Path | None = None,
         knows_all: bool = True,
@@ -130,8 +126,7 @@ class HostDevice(Device):
         self.fill = fill
         self.launches: list[Launch] = []
         self.observers: list[Callable[[Launch], Callable[[], None]]] = []
-        self._threads = threads
-        self._patience = patience
+        self._concurrent, self._patience = concurrent, patience
         self.folder = folder or libcuda.FOLDER
         self._knows_all = knows_all
         self._memories: weakref.WeakSet[HostMemory] = weakref.WeakSet()
@@ -188,41 +183,32 @@ class HostDevice(Device):
             HostError: see the class.
             BuildError: the text does not compile.
         """
-        blocks = grid if isinstance(grid, tuple) else (grid, 1)
+        from cupy.cuda import driver
+
         given = tuple(getattr(x, "pointer", x) for x in arguments)  # tests have memory among them
-        asked = Launch(kernel, blocks, block, shared_bytes, given)
         name = f"{kernel.text}: {kernel.name}"
-        facts = self._facts(kernel)
+        facts = libcuda.host_kernel(self.folder, kernel)
         if kernel.cluster != facts.cluster:
             raise HostError(
                 f"{name}: clusters of {kernel.cluster} blocks; its __cluster_dims__ are {facts.cluster}"
             )
-        slots = self._slots(name, facts.signature, given)
-        self.launches.append(asked._replace(arguments=()))  # which would keep their memory alive
+        blocks = grid if isinstance(grid, tuple) else (grid, 1)
+        asked = Launch(kernel, blocks, block, shared_bytes, self._checked(name, facts.signature, given))
+        self.launches.append(asked)
         ends = [observer(asked) for observer in self.observers]
+        request = Request(fill=self.fill, together=1, fibers=not self._concurrent, patience=self._patience)
         if self.folder == libcuda.FOLDER:
-            libcuda.settings().launch = self._request()
+            libcuda.settings().launch = request
             try:
                 with libcuda.visible():
                     super().launch(kernel, blocks, block, shared_bytes, given)
-            except libcuda.driver_error() as error:
+            except driver.CUDADriverError as error:
                 raise HostError(f"{name}: {error}") from None
         else:
-            self._run(name, facts, asked, slots)
+            _run(name, request, facts, asked)
         self._check_guards(name, asked)
         for end in ends:
             end()
-
-    def signature(self, kernel: KernelSpec) -> str:
-        """See `libcuda.HostKernel`."""
-        return self._facts(kernel).signature
-
-    def _facts(self, kernel: KernelSpec) -> HostKernel:
-        library = libcuda.host_library(self.folder, kernel.text, kernel.defines)
-        try:
-            return HostKernel(library, kernel.name)
-        except AttributeError:
-            raise HostError(f'{kernel.text} has no extern "C" __global__ void {kernel.name}(') from None
 
     def memory_at(self, pointer: int) -> HostMemory | None:
         """The memory in which, or right behind which, an address lies."""
@@ -231,52 +217,45 @@ class HostDevice(Device):
                 return memory
         return None
 
-    def _slots(self, name: str, letters: str, arguments: Sequence[Argument]) -> npt.NDArray[np.uint64]:
+    def _checked(self, name: str, letters: str, arguments: Sequence[Argument]) -> tuple[tuple[str, int], ...]:
         if len(letters) != len(arguments):
             raise HostError(f"{name}: {len(arguments)} arguments; the kernel has {len(letters)} ({letters})")
-        slots = np.zeros(max(1, len(letters)), np.uint64)
+        slots = []
         for i, (letter, argument) in enumerate(zip(letters, arguments, strict=True)):
             try:
-                slots[i] = value = bits(letter, argument)
+                if not isinstance(argument, {"f": np.float32, "d": float}.get(letter, int)):
+                    raise TypeError
+                packed = struct.pack("Q" if letter == "P" else letter, argument)
             except (TypeError, struct.error):
                 raise HostError(
                     f"{name}: argument {i} is {argument!r}, the kernel's parameter of kind {letter!r}"
                 ) from None
+            value = int.from_bytes(packed, "little")
             if letter == "P" and value and self._knows_all and self.memory_at(value) is None:
                 raise HostError(f"{name}: argument {i} points to no memory of this device that is still held")
-        return slots
-
-    def _request(self) -> Request:
-        in_turn = self._threads is Threads.IN_TURN
-        return Request(fill=self.fill, together=1, fibers=in_turn, patience=self._patience)
-
-    def _run(self, name: str, facts: HostKernel, asked: Launch, slots: npt.NDArray[np.uint64]) -> None:
-        """What the driver does, for texts that are only the host's."""
-        request, kernel = self._request(), asked.kernel
-        request.entry, request.slots, request.name = facts.entry, slots.ctypes.data, kernel.name.encode()
-        (request.grid_x, request.grid_y), request.block = asked.grid, asked.block
-        request.shared_bytes, request.cluster = asked.shared_bytes, kernel.cluster
-        request.cooperative = kernel.cooperative
-        message = ctypes.create_string_buffer(MESSAGE_BYTES)
-        if libcuda.load().cuda_on_host_launch(ctypes.byref(request), message, ctypes.c_uint64(MESSAGE_BYTES)):
-            raise HostError(f"{name}: {message.value.decode(errors='replace')}")
+            slots.append((letter, value))
+        return tuple(slots)
 
     def _check_guards(self, name: str, asked: Launch) -> None:
         for memory in self._memories:
             damage = memory.damage()
             if damage is None:
                 continue
-            where = [i for i, a in enumerate(asked.arguments) if a == memory.pointer]
+            where = [i for i, (_, value) in enumerate(asked.arguments) if value == memory.pointer]
             which = f"argument {where[0]}" if where else "memory that is no argument"
             raise HostError(f"{name}: a thread wrote to {damage} bytes of {which}")
 
 
-def bits(letter: str, argument: Argument) -> int:
-    """An argument as eight bytes hold it, for a parameter of this kind, see `Letter` in cuda_on_host.h."""
-    wanted = {"f": np.float32, "d": float}.get(letter, int)
-    if not isinstance(argument, wanted):
-        raise TypeError
-    return int.from_bytes(struct.pack("Q" if letter == "P" else letter, argument), "little")
+def _run(name: str, request: Request, facts: HostKernel, asked: Launch) -> None:
+    """What the driver does, for texts that are only the host's."""
+    kernel, slots = asked.kernel, np.array([value for _, value in asked.arguments], np.uint64)
+    request.entry, request.slots, request.name = facts.entry, slots.ctypes.data, kernel.name.encode()
+    (request.grid_x, request.grid_y), request.block = asked.grid, asked.block
+    request.shared_bytes, request.cluster = asked.shared_bytes, kernel.cluster
+    request.cooperative = kernel.cooperative
+    message = ctypes.create_string_buffer(MESSAGE_BYTES)
+    if libcuda.load().cuda_on_host_launch(ctypes.byref(request), message, ctypes.c_uint64(MESSAGE_BYTES)):
+        raise HostError(f"{name}: {message.value.decode(errors='replace')}")
 
 
 @contextmanager

@@ -46,7 +46,6 @@ struct Settings {
   int visible;     // whether there are devices at all
   int executes;    // 0: launches are checked and do nothing
   int finishes;    // 0: no event has happened yet
-  int unused;
   CudaOnHostLaunch launch;  // fill, together, fibers and patience of launches
   void (*observer)(const char* what, const Number* numbers);
 };
@@ -55,7 +54,7 @@ struct Settings {
 
 extern "C" {
 Device cuda_on_host_devices[kDevices];
-Settings cuda_on_host_settings = {0, 1, 1, 0, {}, nullptr};
+Settings cuda_on_host_settings = {0, 1, 1, {}, nullptr};
 }
 
 namespace {

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsachain import kernels
 from fsachain.backends.cuda import device as cuda_device
@@ -48,7 +48,6 @@ class Request(ctypes.Structure):
         ("fill", ctypes.c_uint32),
         ("together", ctypes.c_uint32),
         ("fibers", ctypes.c_uint32),
-        ("unused", ctypes.c_uint32),
         ("patience", ctypes.c_double),
     ]
 
@@ -60,7 +59,6 @@ class Settings(ctypes.Structure):
         ("visible", ctypes.c_int),
         ("executes", ctypes.c_int),
         ("finishes", ctypes.c_int),
-        ("unused", ctypes.c_int),
         ("launch", Request),
         ("observer", _OBSERVER),
     ]
@@ -149,7 +147,7 @@ _function = cuda_device._function
 def _bound(kernel: KernelSpec, index: int) -> Any:
     """`device._function`, whose kernel the driver can run from now on."""
     function = _function.__wrapped__(kernel, index)
-    facts = HostKernel(host_library(FOLDER, kernel.text, kernel.defines), kernel.name)
+    facts = host_kernel(FOLDER, kernel)
     wrong = load().cuda_on_host_bind(
         ctypes.c_void_p(function.pointer),
         facts.entry,
@@ -162,15 +160,8 @@ def _bound(kernel: KernelSpec, index: int) -> Any:
     return function
 
 
-@cache
-def host_library(folder: Path, text: str, defines: build.Defines) -> ctypes.CDLL:
-    """See `build.library`."""
-    load()
-    return ctypes.CDLL(str(build.library(folder, text, defines)))
-
-
-class HostKernel:
-    """What a library of `build` says about one of its kernels.
+class HostKernel(NamedTuple):
+    """What the library of a text says about one of its kernels.
 
     Attributes:
         entry: how it is called.
@@ -178,14 +169,26 @@ class HostKernel:
         threads, cluster: its __launch_bounds__ and __cluster_dims__.
     """
 
-    def __init__(self, library: ctypes.CDLL, name: str) -> None:
-        self.entry = ctypes.cast(getattr(library, f"{name}__launch"), ctypes.c_void_p)
-        signature = getattr(library, f"{name}__signature")
-        signature.restype = ctypes.c_char_p
-        self.signature = str(signature().decode())
-        self.threads, self.cluster = (
-            int(getattr(library, f"{name}__{what}")()) for what in ("threads", "cluster")
-        )
+    entry: Any
+    signature: str
+    threads: int
+    cluster: int
+
+
+@cache
+def host_kernel(folder: Path, kernel: KernelSpec) -> HostKernel:
+    """BuildError: see `build.library`, or the text has no such kernel."""
+    load()  # what the library needs
+    library, name = ctypes.CDLL(str(build.library(folder, kernel.text, kernel.defines))), kernel.name
+    if not hasattr(library, f"{name}__launch"):
+        raise build.BuildError(f'{kernel.text} has no extern "C" __global__ void {name}(')
+    entry, signature, threads, cluster = (
+        getattr(library, f"{name}__{what}") for what in ("launch", "signature", "threads", "cluster")
+    )
+    signature.restype = ctypes.c_char_p
+    return HostKernel(
+        ctypes.cast(entry, ctypes.c_void_p), signature().decode(), int(threads()), int(cluster())
+    )
 
 
 _given: list[tuple[Limits, tuple[int, ...]]] = []
@@ -203,14 +206,6 @@ def device_with(limits: Limits, clusters: dict[int, int]) -> int:
         )
         _given.append(wanted)
     return _given.index(wanted)
-
-
-def driver_error() -> type[Exception]:
-    """What CuPy raises where the driver refuses."""
-    from cupy.cuda import driver
-
-    error: type[Exception] = driver.CUDADriverError
-    return error
 
 
 @contextmanager

@@ -21,10 +21,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cuda.device import Argument
 from tools.cuda_on_host import build
 from tools.cuda_on_host.build import Sanitizer
-from tools.cuda_on_host.device import HostDevice, HostMemory, Launch, bits
+from tools.cuda_on_host.device import HostDevice, HostMemory, Launch
 
 FILLS = (0xFF, 0x5A)
 # Of a replayed launch whose blocks may run one after another: two blocks at least, so that they can meet in memory.
@@ -66,7 +65,6 @@ class Recording(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The text and the entry."""
         return f"{self.launch.kernel.text}: {self.launch.kernel.name}"
 
 
@@ -77,14 +75,21 @@ def record(device: HostDevice) -> Iterator[list[Recording]]:
 
     def start(launch: Launch) -> Callable[[], None]:
         buffers: list[HostMemory] = []
-        letters = zip(device.signature(launch.kernel), launch.arguments, strict=True)
-        slots = tuple(_slot(device, buffers, letter, argument) for letter, argument in letters)
+        slots = []
+        for letter, value in launch.arguments:
+            if letter != "P" or not value:
+                slots.append(Slot(False, value, 0))
+                continue
+            memory = device.memory_at(value)
+            assert memory is not None  # the launch was checked
+            if memory not in buffers:
+                buffers.append(memory)
+            slots.append(Slot(True, buffers.index(memory), value - memory.pointer))
         before = tuple(buffer.bytes.copy() for buffer in buffers)
 
         def end() -> None:
             after = tuple(buffer.bytes.copy() for buffer in buffers)
-            plain = launch._replace(arguments=())  # which would keep their memory alive
-            recordings.append(Recording(plain, device.folder, device.fill, slots, before, after))
+            recordings.append(Recording(launch, device.folder, device.fill, tuple(slots), before, after))
 
         return end
 
@@ -93,18 +98,6 @@ def record(device: HostDevice) -> Iterator[list[Recording]]:
         yield recordings
     finally:
         device.observers.remove(start)
-
-
-def _slot(device: HostDevice, buffers: list[HostMemory], letter: str, argument: Argument) -> Slot:
-    """Buffers that are met for the first time come to the others."""
-    value = bits(letter, argument)
-    if letter != "P" or not value:
-        return Slot(False, value, 0)
-    memory = device.memory_at(value)
-    assert memory is not None  # the launch was checked
-    if memory not in buffers:
-        buffers.append(memory)
-    return Slot(True, buffers.index(memory), value - memory.pointer)
 
 
 def one_of_each(recordings: Sequence[Recording]) -> list[Recording]:

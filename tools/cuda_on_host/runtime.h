@@ -17,7 +17,6 @@ struct CudaOnHostLaunch {
   std::uint32_t fill;         // the byte that shared memory holds at first
   std::uint32_t together;     // how many clusters run at once where the launch is not cooperative
   std::uint32_t fibers;  // 1: one thread of the system runs the threads of a team in turn; 0: each is one of its own
-  std::uint32_t unused;
   double patience;  // seconds without a barrier passed or a thread finished after which the launch is given up
 };
 
