@@ -23,10 +23,10 @@ from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.loss.rnnt import rnnt_loss
 from fsachain.loss.total import total_log_prob
+from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.table import compile_table
 from tests import tolerances
 from tools.bench.gpu_peers import EagerLFMMI
-from tools.bench.gpu_training import PRECISIONS, steps
 from tools.bench.timing import Call, Target
 from tools.bench.workloads import (
     GRAPHS,
@@ -274,7 +274,53 @@ def large_graphs(work: Workloads, sizes: Sizes) -> list[Case]:
     ]
 
 
-# Losses.
+# Steps of a training as large as Kaldi's chain recipes have it, and the loss that is a share of them.
+
+FEATURES, SUBSAMPLING = 40, 3
+# Four layers of all input frames, of which the last thins them out, and ten of the rest.
+STRIDES, THINS_OUT = (1, 1, 1, 0, *(1,) * 10), 4
+PRECISIONS = ("TF32", "bfloat16")  # of matrix products: float32 with fewer bits, and autocast
+
+
+def steps(
+    loss: Loss, shape: tuple[int, int, int], widths: tuple[int, int], precision: str, device: torch.device
+) -> dict[str, Call]:
+    """A whole step and one with a trivial loss: forward, backward, and SGD with momentum.
+
+    Args:
+        shape: of the scores [N, T, P]; the features have three times as many frames.
+        widths: channels and bottleneck.
+    """
+    (size, frames, pdfs), (channels, bottleneck) = shape, widths
+    torch.manual_seed(1)
+    config = TdnnfConfig(
+        FEATURES,
+        pdfs,
+        channels=channels,
+        bottleneck=bottleneck,
+        time_strides=STRIDES,
+        subsampling=SUBSAMPLING,
+        subsampling_layer=THINS_OUT,
+        prefinal=channels,
+    )
+    network = Tdnnf(config).to(device).train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-5, momentum=0.9)
+    features = torch.randn(size, SUBSAMPLING * frames, FEATURES, device=device)
+    lengths = torch.full((size,), SUBSAMPLING * frames)
+
+    def step(of_scores: Loss) -> None:
+        optimizer.zero_grad()
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+                scores = network(features, lengths).nnet_output
+            of_scores(scores.float()).sum().backward()
+        finally:
+            torch.set_float32_matmul_precision(before)
+        optimizer.step()
+
+    return {"whole": partial(step, loss), "trivial": partial(step, torch.mean)}
 
 
 def whole_loss(work: Workloads, sizes: Sizes) -> list[Case]:
@@ -290,6 +336,9 @@ def whole_loss(work: Workloads, sizes: Sizes) -> list[Case]:
     within = {kind: partial(steps, of_scores, shape, sizes.network, kind) for kind in PRECISIONS}
     unit = 1.0 / (size * frames)
     return [replace(case, loss=of_scores, unit=unit, peers={"eager torch": eager}, within=within)]
+
+
+# CTC.
 
 
 def ctc(work: Workloads, sizes: Sizes) -> list[Case]:
@@ -421,21 +470,17 @@ def torchaudio(batch: Batch, logits: torch.Tensor) -> torch.Tensor:
 
 
 def transducer(work: Workloads, sizes: Sizes) -> list[Case]:
-    """`rnnt_loss` in place: time, and all memory next to 1.05 times the logits."""
+    """`rnnt_loss` in place, and torchaudio's."""
     (size, frames, longest), classes = sizes.utterances, sizes.labels
     shapes = utterances(longest, seeded=work.folder is None)
     batches = {
         f"{size} at random": random_batch(shapes, size, classes),
         f"{frames} frames": sorted_batch(shapes, frames, classes),
     }
-    cases = []
-    for name, batch in batches.items():
-        shape = "B {}, T {}, U {}".format(*np.subtract(batch.shape[:3], (0, 0, 1)))
-        case = transducer_case(f"rnnt_loss, {name}, V {classes}: {shape}", batch)
-        memory = Target(round(1.05e-9 * batch.num_bytes, 6), "GB")
-        peers = {"torchaudio": partial(torchaudio, batch)}
-        cases.append(replace(case, target=Target(10.0, "ms"), memory=memory, peers=peers))
-    return cases
+    return [
+        transducer_case(name, batch, Target(10.0, "ms"), {"torchaudio": partial(torchaudio, batch)})
+        for name, batch in batches.items()
+    ]
 
 
 def half_transducer(work: Workloads, sizes: Sizes) -> list[Case]:
@@ -443,15 +488,17 @@ def half_transducer(work: Workloads, sizes: Sizes) -> list[Case]:
     size, frames, classes = sizes.spoken
     shapes = utterances(sizes.utterances[2], seeded=work.folder is None)
     batch = batch_of_length(shapes, frames, size, classes, torch.bfloat16)
-    shape = "B {}, T {}, U {}".format(*np.subtract(batch.shape[:3], (0, 0, 1)))
-    memory = Target(round(1.05e-9 * batch.num_bytes, 6), "GB")
-    case = transducer_case(f"rnnt_loss, bfloat16, V {classes}: {shape}", batch)
-    return [replace(case, target=Target(2.0, "ms"), memory=memory)]
+    return [transducer_case("bfloat16", batch, Target(2.0, "ms"), {})]
 
 
-def transducer_case(name: str, batch: Batch) -> Case:
-    """Logits are sums of what a frame says and what the labels so far say, as before the joiner of a simple network."""
+def transducer_case(kind: str, batch: Batch, target: Target, peers: Mapping[str, Loss]) -> Case:
+    """Logits are sums of what a frame says and what the labels so far say, as before the joiner of a simple network.
+
+    All memory shall be at most 1.05 times the logits.
+    """
     size, frames, positions, classes = batch.shape
+    name = f"rnnt_loss, {kind}, V {classes}: B {size}, T {frames}, U {positions - 1}"
+    memory = Target(round(1.05e-9 * batch.num_bytes, 6), "GB")
 
     def arrays() -> list[npt.NDArray[np.float32]]:
         generator = np.random.default_rng(7)
@@ -474,8 +521,9 @@ def transducer_case(name: str, batch: Batch) -> Case:
                 name, lambda own=own: own, partial(transducer_loss, alone), alone.work, combine=combine
             )
 
+    how: Any = {"combine": combine, "parts": parts, "rotates": False}
     loss = partial(transducer_loss, batch)
-    return Case(name, arrays, loss, batch.work, combine=combine, parts=parts, rotates=False)
+    return Case(name, arrays, loss, batch.work, target, memory, peers, **how)
 
 
 MAKERS: dict[str, Callable[[Workloads, Sizes], list[Case]]] = {

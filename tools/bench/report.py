@@ -13,15 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fsachain.cli import record
 from tools import ROOT, parser_of
 from tools.bench import workloads
 from tools.bench.tables import MAKERS
@@ -42,12 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sizes = replace(Sizes(), seconds=options.seconds, threads=options.threads)
     found = (workloads.GRAPHS / "den_wsj.npz").is_file()
     work = workloads.from_folder(workloads.GRAPHS, sizes) if found else workloads.seeded(sizes)
-    machine = {
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        **{package: metadata.version(package) for package in ("numba", "torch")},
-    }
+    versions = record.versions()
+    machine = {"cpu": record._processor(), "cores": os.cpu_count()}
+    machine |= {name: versions[name] for name in ("python", "numba", "torch")}
     busy = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     print(", ".join(f"{name} {value}" for name, value in machine.items()) + busy)
     print(f"{work.source}; " + "; ".join(f"{name}: {graph}" for name, graph in work.denominators.items()))
@@ -66,25 +61,9 @@ def save(machine: dict[str, Any], tables: dict[str, list[dict[str, Any]]]) -> Pa
     """Replaces an earlier file of the day."""
     date = datetime.now(UTC).date().isoformat()
     path = RESULTS / f"cpu-{date}.json"
-    record = {"device": machine, "date": date, "commit": _commit(), "tables": tables}
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    found = {"device": machine, "date": date, "commit": record.commit(ROOT), "tables": tables}
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return path
-
-
-def _commit() -> str | None:
-    """The commit of this checkout, "+" after it where files differ; None without git."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _cpu() -> str:
-    facts = Path("/proc/cpuinfo")
-    lines = facts.read_text(encoding="utf-8").splitlines() if facts.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _counts(text: str) -> tuple[int, ...]:

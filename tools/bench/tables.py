@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fsachain.backends.cpu import backend as cpu
 from fsachain.batch import TableBatch
+from fsachain.cli import record
 from fsachain.decode.wer import read_text
 from fsachain.denominator import DenominatorGraph
 from fsachain.fsa import Fsa
@@ -430,7 +431,6 @@ def transducer_calls(size: int, frames: int, labels: int, classes: int) -> dict[
 
 # Memory, each in a process of its own where the system tells how much a process held, and no row elsewhere.
 
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 FIRST_FRAMES = 3  # by which kernels are compiled
 
 
@@ -441,7 +441,7 @@ def memory(work: Workloads, sizes: Sizes) -> Table:
 
 
 def _alone(name: str, measure: Callable[..., dict[str, float]], *arguments: Any) -> list[Row]:
-    if not RESET.exists():
+    if not Path("/proc/self/clear_refs").exists():
         return []
     with get_context("spawn").Pool(1) as pool:
         return [Row(name, figures=pool.apply(measure, arguments))]
@@ -449,16 +449,10 @@ def _alone(name: str, measure: Callable[..., dict[str, float]], *arguments: Any)
 
 def held_by(run: Callable[[], object]) -> int:
     """The most bytes that this process holds while it runs, beyond those before."""
-    RESET.write_text("5", encoding="ascii")  # the mark falls to what is held now
-    before = _held("VmRSS")
+    record._forget_peaks()  # the mark falls to what is held now
+    before = record._peak_rss()
     run()
-    return _held("VmHWM") - before
-
-
-def _held(field: str) -> int:
-    lines = STATUS.read_text(encoding="ascii").splitlines()
-    (line,) = (line for line in lines if line.startswith(f"{field}:"))
-    return 1024 * int(line.split()[1])
+    return record._peak_rss() - before
 
 
 def recursion_memory(folder: Path | None, sizes: Sizes) -> dict[str, float]:
