@@ -18,13 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from fsachain import Fsa, TableBatch, best_path, forward_backward
@@ -45,6 +44,7 @@ from fsachain.loss.variants import hat_loss, multi_blank_loss, tdt_loss
 from tests import tolerances
 from tools import parser_of
 from tools.bench.workloads import connected, ctc_graph, entered_by_one_pdf, left_to_right, packed
+from tools.golden.rows import Row, compare, log_prob_limits
 from tools.gpu_results import tell
 
 NUM_PDFS, SIZE, FRAMES = 20, 4, 8
@@ -54,15 +54,8 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 WINDOWS = ("", None), (", windows", 1.0)  # names and bytes for the history
 
 
-class Check(NamedTuple):
-    """What was compared: the largest difference, relative to what is allowed."""
-
-    name: str
-    ratio: float
-
-
 _HOME_OF = arrays.home_of
-Checks = Callable[[torch.device], Iterator[Check]]
+Checks = Callable[[torch.device], Iterator[Row]]
 
 
 @dataclass(frozen=True)
@@ -78,19 +71,11 @@ class Family:
     at_once: int = 0
 
 
-def compare(name: str, ours: Any, exact: Any, allowed: float | npt.NDArray[Any]) -> Check:
-    """Equal infinities and NaN on both sides agree; what is a number on one side alone is infinitely far."""
-    found = torch.as_tensor(ours).detach().double().cpu().numpy()
-    right = torch.as_tensor(exact).detach().double().cpu().numpy()
-    with np.errstate(invalid="ignore"):
-        away = np.abs(found - right) / allowed
-    same = (found == right) | (np.isnan(found) & np.isnan(right))
-    return Check(name, float(np.where(same, 0.0, np.where(np.isnan(away), np.inf, away)).max(initial=0.0)))
-
-
-def near(exact: Any) -> npt.NDArray[Any]:
-    values = torch.as_tensor(exact).detach().double().cpu().numpy()
-    return tolerances.LOG_PROB_RELATIVE * np.maximum(10.0, np.nan_to_num(np.abs(values), posinf=0.0))
+def check(name: str, ours: Any, exact: Any, allowed: Any) -> Row:
+    """As for the goldens, but NaN on both sides agree."""
+    found, right = (torch.as_tensor(x).detach().double().cpu().numpy() for x in (ours, exact))
+    known = ~(np.isnan(found) & np.isnan(right))
+    return compare(name, "", np.where(known, found, 0.0), np.where(known, right, 0.0), allowed)
 
 
 def denominator(states: int, arcs: int) -> TableBatch:
@@ -127,9 +112,7 @@ def of_usual_size(dtype: str) -> torch.Tensor:
     return make_scores(dtype) / torch.from_numpy(SCALES)[:, None, None]
 
 
-def recursion(
-    make: Callable[[], TableBatch], leaks: Sequence[float], device: torch.device
-) -> Iterator[Check]:
+def recursion(make: Callable[[], TableBatch], leaks: Sequence[float], device: torch.device) -> Iterator[Row]:
     """Whole and in windows."""
     batch = make()
     for dtype, leak in product(DTYPES, leaks):
@@ -139,11 +122,11 @@ def recursion(
         for name, budget in WINDOWS:
             ours = forward_backward(batch, there, LENGTHS, memory_budget=budget, **options)
             title = f"{dtype}, leak {leak:g}{name}"
-            yield compare(f"{title}: log Z", ours.log_prob, exact.log_prob, near(exact.log_prob))
-            yield compare(f"{title}: occupancy", ours.occupancy, exact.occupancy, tolerances.OCCUPANCY)
+            yield check(f"{title}: log Z", ours.log_prob, exact.log_prob, log_prob_limits)
+            yield check(f"{title}: occupancy", ours.occupancy, exact.occupancy, tolerances.OCCUPANCY)
 
 
-def paths(device: torch.device) -> Iterator[Check]:
+def paths(device: torch.device) -> Iterator[Row]:
     """The same paths as the reference, whole and in windows."""
     batches = {"shared": denominator(80, 600), "packed": numerators()}
     for (title, batch), dtype in product(batches.items(), DTYPES):
@@ -151,12 +134,12 @@ def paths(device: torch.device) -> Iterator[Check]:
         exact = best_path(batch, scores.double().numpy(), LENGTHS, backend="reference")
         for name, budget in WINDOWS:
             found = bind(batch, scores.to(device), LENGTHS, memory_budget=budget).best_paths(batch)
-            same = [np.array_equal(a, b) for a, b in zip(found.arcs, exact.arcs, strict=True)]
-            yield compare(f"{title}, {dtype}{name}: score", found.score, exact.score, near(exact.score))
-            yield Check(f"{title}, {dtype}{name}: arcs", 0.0 if all(same) else np.inf)
+            same = all(np.array_equal(a, b) for a, b in zip(found.arcs, exact.arcs, strict=True))
+            yield check(f"{title}, {dtype}{name}: score", found.score, exact.score, log_prob_limits)
+            yield check(f"{title}, {dtype}{name}: arcs", same, True, tolerances.YES_OR_NO)
 
 
-def penalties(device: torch.device) -> Iterator[Check]:
+def penalties(device: torch.device) -> Iterator[Row]:
     """The sums of a loss of log Z 3, 2, -inf and 0, and the gradient that its penalties have."""
     weights, factors = np.array([1.0, 0.5, 4.0, 2.0]), (0.01, 0.5, 30.0)
     num, ok = torch.tensor([3.0, 2.0, -np.inf, 0.0]).double(), torch.tensor([True, True, False, True])
@@ -179,14 +162,14 @@ def penalties(device: torch.device) -> Iterator[Check]:
         objf = float(used @ np.nan_to_num(0.5 * num.numpy(), neginf=0.0))
         frames, frames_ok = float(weights @ LENGTHS), float(used @ LENGTHS)
         sums = [objf - 10.0 * (frames - frames_ok), objf, *terms, 0.0, 0.0, frames, frames_ok, -frames_ok]
-        yield compare(f"{dtype}: sums", results[2], np.array(sums), near(sums))
-        yield compare(f"{dtype}: ok", results[1], ok, 1.0)
+        yield check(f"{dtype}: sums", results[2], np.array(sums), log_prob_limits)
+        yield check(f"{dtype}: ok", results[1], ok, tolerances.YES_OR_NO)
         cuda_backend.finish_gradient(on, into, rows, at, is_ok, factors, None, one, None, made)
         rounding = 2.0 * torch.finfo(scores.dtype).eps * np.maximum(1.0, np.abs(expected))
-        yield compare(f"{dtype}: derivatives", made.owner, expected, near(expected) + rounding)
+        yield check(f"{dtype}: derivatives", made.owner, expected, log_prob_limits(expected) + rounding)
 
 
-def scaled_rows(device: torch.device) -> Iterator[Check]:
+def scaled_rows(device: torch.device) -> Iterator[Row]:
     """By an infinite factor and one that is no number too; transposed as CTC gives them; packed by the recursion."""
     values = make_scores("float64").transpose(0, 1)
     values[:, 2:, ::2] = 0.0
@@ -197,7 +180,7 @@ def scaled_rows(device: torch.device) -> Iterator[Check]:
         exact = torch.where(wide == 0, 0, wide * factors.to(wide.dtype).view(-1, 1, 1)).to(like.dtype)
         found = scale_rows(wide.to(device), factors.to(device), like.to(device))
         same = torch.equal(found.cpu().nan_to_num(-7.0), exact.nan_to_num(-7.0))
-        yield Check(dtype, 0.0 if same else np.inf)
+        yield check(dtype, same, True, tolerances.YES_OR_NO)
     loss = partial(total_log_prob, numerators(), lengths=LENGTHS)
     for dtype in DTYPES:
         yield from loss_check(loss, dtype, [of_usual_size(dtype)], device, "packed")
@@ -208,7 +191,7 @@ Loss = Callable[..., torch.Tensor]
 
 def loss_check(
     loss: Loss, dtype: str, inputs: Sequence[torch.Tensor], device: torch.device, title: str
-) -> Iterator[Check]:
+) -> Iterator[Row]:
     """A loss of sequences and its gradients, with the device's inputs against the reference's in float64."""
     found = []
     given = getattr(torch, dtype)
@@ -222,15 +205,15 @@ def loss_check(
             values.sum().backward()
         found.append([values, *(x.grad for x in own)])
     ours, exact = found
-    yield compare(f"{title}, {dtype}: loss", ours[0], exact[0], near(exact[0]))
+    yield check(f"{title}, {dtype}: loss", ours[0], exact[0], log_prob_limits)
     # Sums of two scores are rounded; so is the gradient, to the type of the scores.
     rounded = max(1.0, max(float(x.abs().max()) for x in inputs) / 100.0) * tolerances.OCCUPANCY
     for number, (mine, right) in enumerate(zip(ours[1:], exact[1:], strict=True)):
         limit = rounded + torch.finfo(given).eps * max(1.0, float(right.abs().max()))
-        yield compare(f"{title}, {dtype}: gradient {number}", mine, right, limit)
+        yield check(f"{title}, {dtype}: gradient {number}", mine, right, limit)
 
 
-def ctc(device: torch.device) -> Iterator[Check]:
+def ctc(device: torch.device) -> Iterator[Row]:
     targets = torch.tensor([[1, 2, 2], [3, 4, 0], [5, 0, 0], [0, 0, 0]])
     counts = [3, 2, 1, 0]
 
@@ -255,7 +238,7 @@ TRANSDUCERS: dict[str, Loss] = {
 }
 
 
-def transducer(kind: str, device: torch.device) -> Iterator[Check]:
+def transducer(kind: str, device: torch.device) -> Iterator[Row]:
     targets = torch.tensor([[1, 2], [3, 0], [4, 4], [0, 0]])
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(SIZE, FRAMES, LABELS + 1, NUM_PDFS, generator=generator, dtype=torch.float64)
@@ -269,7 +252,7 @@ def transducer(kind: str, device: torch.device) -> Iterator[Check]:
         yield from loss_check(loss, dtype, [logits], device, kind)
 
 
-def pairs(device: torch.device) -> Iterator[Check]:
+def pairs(device: torch.device) -> Iterator[Row]:
     """At scale 80 the product of matrices has lost nearly all pairs."""
     symbols = torch.tensor([[1, 2], [3, 5], [4, 4], [6, 7]])
     generator = torch.Generator().manual_seed(2)
@@ -362,9 +345,9 @@ def run(name: str, on_host: bool) -> bool:
     """Whether all checks of a family hold; each is told as soon as it is known."""
     family, all_hold = FAMILIES[name], True
     with device_of(family, on_host) as (device, kernels):
-        for check in family.checks(device):
-            all_hold &= check.ratio <= 1.0
-            tell(f"{name}: {check.name}", check.ratio <= 1.0, f"{check.ratio:.2g} of what is allowed")
+        for row in family.checks(device):
+            all_hold &= row.agrees
+            tell(f"{name}: {row.case}", row.agrees, f"{row.ratio:.2g} of what is allowed")
     for text, wanted in family.launched:
         had = [{**dict(k.defines), "cooperative": int(k.cooperative)} for k in kernels if k.text == text]
         if not any(wanted.items() <= defines.items() for defines in had):
