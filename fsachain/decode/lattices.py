@@ -111,30 +111,26 @@ class _Joined:
     """Some lattices side by side."""
 
     def __init__(self, lattices: Sequence[WordLattice]) -> None:
+        def joined(column: Callable[[WordLattice], npt.NDArray[Any]]) -> npt.NDArray[Any]:
+            return np.concatenate([column(one) for one in lattices])
+
         offset = np.cumsum([0, *(one.num_states for one in lattices)])
-
-        def joined(columns: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-            return np.concatenate(columns)
-
+        first = np.repeat(offset[:-1], [len(one.src) for one in lattices])
+        src, dst = first + joined(lambda one: one.src), first + joined(lambda one: one.dst)
         self.starts = offset[:-1] + [one.start for one in lattices]
-        src = joined([one.src + first for one, first in zip(lattices, offset, strict=False)])
-        dst = joined([one.dst + first for one, first in zip(lattices, offset, strict=False)])
         self.arcs = ArcsByLevel(src, dst, int(offset[-1]))
         order = self.arcs.order
-        self.word = joined([one.word for one in lattices])[order]
-        self.language = joined([one.language_cost for one in lattices])[order].astype(np.float64)
-        self.is_word = joined([one.words.begins(one.word) for one in lattices])[order]
-        self.is_unknown = joined([one.words.unknown(one.word) for one in lattices])[order]
+        self.word = joined(lambda one: one.word)[order]
+        self.language = joined(lambda one: one.language_cost)[order].astype(np.float64)
+        self.is_word = joined(lambda one: one.words.begins(one.word))[order]
+        self.is_unknown = joined(lambda one: one.words.unknown(one.word))[order]
         # Costs at LM weight and penalties 0.
-        base = [
-            one.cost - one.weights.lm_weight * one.language_cost - one.weights.penalty(one.word, one.words)
-            for one in lattices
-        ]
-        self.heard = joined(base)[order]
-        self.end = joined(
-            [one.final_cost - one.weights.lm_weight * one.final_language_cost for one in lattices]
+        said = joined(lambda one: one.weights.penalty(one.word, one.words))
+        self.heard = (
+            joined(lambda one: one.cost - one.weights.lm_weight * one.language_cost)[order] - said[order]
         )
-        self.final_language = joined([one.final_language_cost for one in lattices])
+        self.end = joined(lambda one: one.final_cost - one.weights.lm_weight * one.final_language_cost)
+        self.final_language = joined(lambda one: one.final_language_cost)
 
     def best_words(self, points: Sequence[Sequence[float]]) -> list[list[tuple[int, ...]]]:
         arcs = self.arcs
