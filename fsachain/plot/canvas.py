@@ -37,12 +37,26 @@ _LONGEST_TITLE = 1000  # characters: an utterance of a minute
 _CONTROLS = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 
 
-def new_figure(height: float, width: float = FIGURE_WIDTH) -> Figure:
-    """Sizes in inches."""
+@contextmanager
+def new_picture(height: float, width: float = FIGURE_WIDTH, title: str | None = None) -> Iterator[Figure]:
+    """A new figure to be drawn inside; sizes in inches.
+
+    The whole title comes above the picture at the end, on as many lines as it takes; the figure grows by them. All texts
+    are then taken literally: a dollar sign in a word begins no formula.
+    """
     figure: Figure = require("matplotlib.figure", extra="plot").Figure(
         figsize=(width, height), layout="constrained", facecolor="white"
     )
-    return figure
+    yield figure
+    if title is not None:
+        lines = textwrap.wrap(shortened(title, _LONGEST_TITLE), int(12 * width)) or [""]
+        figure.set_figheight(height + 0.17 * (len(lines) - 1))
+        figure.suptitle("\n".join(lines), fontsize=10)
+    for text in figure.findobj(require("matplotlib.text", extra="plot").Text):
+        text.set_parse_math(False)
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        if not axis.label.get_text():
+            axis.set_label_coords(0, 0)  # else all names at the ticks are measured once more to place it
 
 
 def save_figure(figure: Figure, path: str | Path, *, dpi: int = 150) -> None:
@@ -103,17 +117,6 @@ def rendered(figure: Figure, kind: str, dpi: int) -> bytes:
     return _CONTROLS.sub(b"", buffer.getvalue()) if kind == "svg" else buffer.getvalue()
 
 
-@contextmanager
-def plain_text(figure: Figure) -> Iterator[None]:
-    """Take every text made inside, and every tick's, literally: a dollar sign in a word begins no formula."""
-    yield
-    for text in figure.findobj(require("matplotlib.text", extra="plot").Text):
-        text.set_parse_math(False)
-    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
-        if not axis.label.get_text():
-            axis.set_label_coords(0, 0)  # else all names at the ticks are measured once more to place it
-
-
 def matrix(values: npt.ArrayLike, name: str) -> npt.NDArray[np.float64]:
     """The values as a float64 matrix, checked: neither axis empty, all numbers finite."""
     array = np.asarray(values, dtype=np.float64)
@@ -141,13 +144,6 @@ def nothing_to_show(axes: Axes, message: str) -> None:
     """An empty panel with a message; its horizontal axis, which others may share, stays."""
     axes.text(0.5, 0.5, message, ha="center", va="center", transform=axes.transAxes, color="#555555")
     axes.set_yticks([])
-
-
-def headline(figure: Figure, title: str) -> None:
-    """The whole title above the picture, on as many lines as it takes; the figure grows by them."""
-    lines = textwrap.wrap(shortened(title, _LONGEST_TITLE), int(12 * figure.get_figwidth())) or [""]
-    figure.set_figheight(figure.get_figheight() + 0.17 * (len(lines) - 1))
-    figure.suptitle("\n".join(lines), fontsize=10)
 
 
 def shortened(text: str, limit: int) -> str:

@@ -23,10 +23,8 @@ from fsachain.plot.canvas import (
     COLOURS,
     FIGURE_WIDTH,
     figure_svg,
-    headline,
-    new_figure,
+    new_picture,
     nothing_to_show,
-    plain_text,
     shortened,
 )
 
@@ -338,25 +336,24 @@ def plot_graph(
     width = max(layout.size[0] * scale + 0.3, _WIDTHS[0])
     height = max(layout.size[1] * scale, 0.8) + 0.5
     if not clipped:
-        figure = new_figure(height, width)
-        with plain_text(figure):
+        with new_picture(height, width, title) as figure:
             _draw(figure.subplots(), fsa, part, layout, scale)
-            headline(figure, title)
         return figure
-    parts: Any
-    if width + _SUMMARY_WIDTH < _WIDTHS[1] and height > 2 * _SUMMARY_HEIGHT:
-        figure, panels = new_figure(height, width + _SUMMARY_WIDTH), (3, 1)
-        parts = figure.subfigures(1, 2, width_ratios=[width, _SUMMARY_WIDTH])
-    else:
-        figure, panels = new_figure(height + _SUMMARY_HEIGHT, max(width, FIGURE_WIDTH)), (1, 3)
-        parts = figure.subfigures(2, 1, height_ratios=[height, _SUMMARY_HEIGHT])
     note = f"{len(part.arcs)} of {fsa.num_arcs:,} arcs"
     if used is not None and used.sum() > 0:
         note += f", with {100 * used[part.arcs].sum() / used.sum():.1f} % of the occupancy"
-    with plain_text(figure):
-        draw_summary(parts[1], fsa, used, panels)
+    beside = width + _SUMMARY_WIDTH < _WIDTHS[1] and height > 2 * _SUMMARY_HEIGHT
+    size = height, width + _SUMMARY_WIDTH
+    if not beside:
+        size = height + _SUMMARY_HEIGHT, max(width, FIGURE_WIDTH)
+    with new_picture(*size, f"{title}: {note}" if title else note) as figure:
+        parts: Any
+        if beside:
+            parts = figure.subfigures(1, 2, width_ratios=[width, _SUMMARY_WIDTH])
+        else:
+            parts = figure.subfigures(2, 1, height_ratios=[height, _SUMMARY_HEIGHT])
+        draw_summary(parts[1], fsa, used, (3, 1) if beside else (1, 3))
         _draw(parts[0].subplots(), fsa, part, layout, scale)
-        headline(figure, f"{title}: {note}" if title else note)
     return figure
 
 

@@ -17,7 +17,7 @@ from fsachain.errors import ConfigError, ShapeError, brief, require
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.numerator import Numerator
-from fsachain.plot.canvas import AMOUNT_MAP, SIGNED_MAP, headline, matrix, name_ticks, new_figure, plain_text
+from fsachain.plot.canvas import AMOUNT_MAP, SIGNED_MAP, matrix, name_ticks, new_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,8 +111,7 @@ def plot_occupancy(
     arrays = [[_checked(panel) for panel in column] for column in columns.values()]
     largest = max(float(node.max()) for column in arrays for node in column) or 1.0
     num_rows = len(arrays[0])
-    figure = new_figure(0.8 + _PANEL_HEIGHT * num_rows)
-    with plain_text(figure):
+    with new_picture(0.8 + _PANEL_HEIGHT * num_rows) as figure:
         grid = figure.subplots(num_rows, len(columns), squeeze=False)
         norm = require("matplotlib.colors", extra="plot").PowerNorm(0.5, vmin=0.0, vmax=largest)
         first = next(iter(columns.values()))
@@ -382,8 +381,7 @@ def plot_trellis(
         if share >= 0.05:
             note = f"{hidden} rows with {share:.1f} % of the occupancy are not shown"
             title = f"{title} ({note})" if title else note
-    figure = new_figure(1.6 + 3 * max(0.9, 0.125 * len(rows)))
-    with plain_text(figure):
+    with new_picture(1.6 + 3 * max(0.9, 0.125 * len(rows)), title=title) as figure:
         grid = figure.subplots(3, 1, sharex=True, sharey=True)
         step = frame_seconds or 1.0
         bound = max(float(np.abs(parts[2]).max()), FAINTEST)
@@ -400,7 +398,6 @@ def plot_trellis(
         for axes in grid[1:]:
             axes.yaxis.set_in_layout(False)  # it has the names of the first
         grid[2].set_xlabel("output frame" if frame_seconds is None else "time (s)", fontsize=9)
-        headline(figure, title)
     return figure
 
 

@@ -17,11 +17,9 @@ from fsachain.plot.canvas import (
     DASHES,
     LONGEST_NAME,
     MARKERS,
-    headline,
     matrix,
-    new_figure,
+    new_picture,
     nothing_to_show,
-    plain_text,
     shortened,
 )
 from fsachain.train.log import read_log
@@ -34,11 +32,32 @@ if TYPE_CHECKING:
     from fsachain.decode.wer import WerReport
 
 Event = Mapping[str, Any]
-Curve = tuple[str, dict[int, float]]  # name, value by epoch
+Curve = dict[int, float]  # by epoch
 Wer = Mapping[int, float]
 
-_NORMS = {"mean": "grad_norm", "largest": "max_grad_norm"}
-_LEFT_OUT = {"utterances excluded": "excluded", "batches skipped": "skipped_batches"}
+# The panels of a training: unit, and where the events of epochs have each curve.
+_PANELS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "objf": ("objf per frame", {"train": ("train", "objf"), "dev": ("dev", "objf")}),
+    "numerator and denominator": (
+        "log Z per frame",
+        {
+            "numerator, train": ("train", "num"),
+            "denominator, train": ("train", "den"),
+            "numerator, dev": ("dev", "num"),
+            "denominator, dev": ("dev", "den"),
+        },
+    ),
+    "word error rate": ("WER (%)", {"train": ("train", "wer"), "dev": ("dev", "wer")}),
+    "learning rate": ("learning rate", {"learning rate": ("learning_rate",)}),
+    "gradient norm": (
+        "norm before clipping",
+        {"mean": ("train", "grad_norm"), "largest": ("train", "max_grad_norm")},
+    ),
+    "left out": (
+        "count per epoch",
+        {"utterances excluded": ("train", "excluded"), "batches skipped": ("train", "skipped_batches")},
+    ),
+}
 _FROM_ZERO = ("word error rate", "gradient norm", "left out")  # panels of amounts
 _MOST_MARKERS = 25
 MAX_SPEAKERS = 30
@@ -75,30 +94,18 @@ def plot_training(
         for event in events
         if event.get("event") == "epoch" and isinstance(event.get("epoch"), int)
     }
-    objf, rates, log_zs = [], [], []
-    for part in ("train", "dev"):
-        objf.append(_curve(part, epochs, part, "objf"))
-        rates.append(_curve(part, epochs, part, "wer"))
-        log_zs.append(_curve(f"numerator, {part}", epochs, part, "num"))
-        log_zs.append(_curve(f"denominator, {part}", epochs, part, "den"))
-    if wer is not None:
-        tables: Any = wer if all(isinstance(table, Mapping) for table in wer.values()) else {"WER": wer}
-        rates = [(name, dict(sorted(table.items()))) for name, table in tables.items()]
-    norms = [_curve(name, epochs, "train", key) for name, key in _NORMS.items()]
-    left_out = [_curve(name, epochs, "train", key) for name, key in _LEFT_OUT.items()]
-    left_out = [curve for curve in left_out if any(curve[1].values())]
-    all_panels: Sequence[tuple[str, str, Sequence[Curve]]] = (
-        ("objf", "objf per frame", objf),
-        ("numerator and denominator", "log Z per frame", log_zs),
-        ("word error rate", "WER (%)", rates),
-        ("learning rate", "learning rate", [_curve("learning rate", epochs, "learning_rate")]),
-        ("gradient norm", "norm before clipping", norms),
-        ("left out", "count per epoch", left_out),
-    )
-    panels = [panel for panel in all_panels if any(values for _, values in panel[2])]
+    panels = []
+    for head, (unit, places) in _PANELS.items():
+        curves = {name: _curve(epochs, place) for name, place in places.items()}
+        if head == "word error rate" and wer is not None:
+            tables: Any = wer if all(isinstance(table, Mapping) for table in wer.values()) else {"WER": wer}
+            curves = {name: dict(sorted(table.items())) for name, table in tables.items()}
+        if head == "left out":
+            curves = {name: values for name, values in curves.items() if any(values.values())}
+        if any(curves.values()):
+            panels.append((head, unit, curves))
     rows = max(1, -(-len(panels) // 2))
-    figure = new_figure(2.4 * rows)
-    with plain_text(figure):
+    with new_picture(2.4 * rows, title=title) as figure:
         grid = figure.subplots(rows, 2 if len(panels) > 1 else 1, squeeze=False, sharex=True)
         if not panels:
             nothing_to_show(grid[0, 0], "no epoch is finished yet")
@@ -109,7 +116,7 @@ def plot_training(
             axes.tick_params(labelbottom=True)
             _draw_curves(axes, unit, curves)
             if head in _FROM_ZERO:
-                largest = max(max(curve.values(), default=0.0) for _, curve in curves)
+                largest = max(max(curve.values(), default=0.0) for curve in curves.values())
                 axes.set_ylim(0.0, 1.08 * largest or 1.0)
         for axes in grid.flat[max(1, len(panels)) :]:
             axes.remove()
@@ -117,11 +124,10 @@ def plot_training(
             margin = 0.03 * max(epochs) + 0.2
             grid[0, 0].set_xlim(min(epochs) - margin, max(epochs) + margin)
             grid[0, 0].locator_params(axis="x", integer=True)
-        headline(figure, title)
     return figure
 
 
-def _curve(name: str, epochs: Mapping[int, Event], *path: str) -> Curve:
+def _curve(epochs: Mapping[int, Event], path: Sequence[str]) -> Curve:
     """The numbers at one place of the events; null stands for NaN and infinities, and for an absent development set."""
     curve = {}
     for epoch, event in sorted(epochs.items()):
@@ -130,14 +136,14 @@ def _curve(name: str, epochs: Mapping[int, Event], *path: str) -> Curve:
             value = (value or {}).get(key)
         if isinstance(value, int | float) and not isinstance(value, bool):
             curve[epoch] = float(value)
-    return name, curve
+    return curve
 
 
-def _draw_curves(axes: Axes, unit: str, curves: Sequence[Curve]) -> None:
+def _draw_curves(axes: Axes, unit: str, curves: Mapping[str, Curve]) -> None:
     axes.set_ylabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
-    drawn = [(name, values) for name, values in curves if values]
-    for place, (name, values) in enumerate(drawn):
+    shown = {name: values for name, values in curves.items() if values}
+    for place, (name, values) in enumerate(shown.items()):
         axes.plot(
             list(values),
             list(values.values()),
@@ -150,7 +156,7 @@ def _draw_curves(axes: Axes, unit: str, curves: Sequence[Curve]) -> None:
             linewidth=1.4,
         )
     axes.grid(color="#dddddd", linewidth=0.5)
-    if len(drawn) > 1:
+    if len(shown) > 1:
         axes.legend(fontsize=7, handlelength=3.5)
 
 
@@ -188,17 +194,15 @@ def plot_wer(report: WerReport | Mapping[str, Any], *, title: str = "") -> Figur
     panels = [(head, worst, 1.1 + 0.24 * max(4, len(worst))), ("by length", lengths, 2.8)]
     panels = [panel for panel in panels if panel[1]] or panels[:1]
     heights = [height for _, _, height in panels]
-    figure = new_figure(sum(heights))
-    with plain_text(figure):
+    rate = f"{total.wer:.2f} %" if total.num_words else "not defined"
+    overall = f"WER {rate} (errors: {total.errors}, words: {total.num_words})"
+    with new_picture(sum(heights), title=f"{title}: {overall}" if title else overall) as figure:
         grid = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
         for axes, (head, bars, _) in zip(grid, panels, strict=True):
             _draw_bars(axes, head, bars, sideways=bars is worst)
         handles, labels = grid[-1].get_legend_handles_labels()
         if handles:
             figure.legend(handles, labels, fontsize=8, ncols=len(labels), loc="outside lower center")
-        rate = f"{total.wer:.2f} %" if total.num_words else "not defined"
-        overall = f"WER {rate} (errors: {total.errors}, words: {total.num_words})"
-        headline(figure, f"{title}: {overall}" if title else overall)
     return figure
 
 
@@ -342,8 +346,7 @@ def plot_alignment(
     else:
         cells, shift, unit = matrix(values, "values"), frame_shift, "feature"
         top = float(cells.shape[1])
-    figure = new_figure(3.2 + 0.55 * len(tiers))
-    with plain_text(figure):
+    with new_picture(3.2 + 0.55 * len(tiers), title=title or None) as figure:
         heights = [3.0] + [0.5] * len(tiers)
         grid = figure.subplots(len(heights), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
         image = grid[0].imshow(
@@ -360,8 +363,6 @@ def plot_alignment(
         grid[0].set_xlim(0.0, len(cells) * shift)
         for axes in grid:
             axes.tick_params(labelsize=8)
-        if title:
-            headline(figure, title)
     return figure
 
 
