@@ -45,17 +45,86 @@ struct Fiber {
   std::function<void()> body;
 };
 
+inline std::mutex stack_mutex;
+inline std::vector<void*> free_stacks;
+
+inline void* take_stack() {
+  const std::lock_guard<std::mutex> lock(stack_mutex);
+  if (free_stacks.empty()) {
+    void* stack =
+        mmap(nullptr, kFiberStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack == MAP_FAILED) abort();
+    mprotect(stack, 4096, PROT_NONE);
+    return stack;
+  }
+  void* stack = free_stacks.back();
+  free_stacks.pop_back();
+  return stack;
+}
+
 // Runs fibers in turn until all have ended.
 class Fibers {
  public:
-  void add(std::function<void()> body);
-  void run();
+  void add(std::function<void()> body) {
+    fibers_.emplace_back(new Fiber);
+    Fiber& fiber = *fibers_.back();
+    fiber.body = std::move(body);
+    fiber.stack = take_stack();
+    getcontext(&fiber.beginning);
+    fiber.beginning.uc_stack.ss_sp = fiber.stack;
+    fiber.beginning.uc_stack.ss_size = kFiberStackBytes;
+    fiber.beginning.uc_link = nullptr;
+    makecontext(&fiber.beginning, &Fibers::begin, 0);
+  }
+
+  // The order of the fibers changes from round to round, so that results which depend on it differ.
+  void run() {
+    fibers = this;
+    const std::size_t count = fibers_.size();
+    std::size_t left = count, stride = 1;
+    std::uint32_t random = 12345;
+    while (left > 0) {
+      random = random * 1664525u + 1013904223u;
+      std::size_t i = (random >> 8) % count;
+      do stride = (stride + 2 + (random >> 20) % 64) % (2 * count + 1) | 1;
+      while (std::gcd(stride, count) != 1);
+      for (std::size_t n = 0; n < count; ++n, i = (i + stride) % count) {
+        Fiber& fiber = *fibers_[i];
+        if (fiber.ended || (fiber.word && fiber.word->load(std::memory_order_acquire) == fiber.value)) continue;
+        enter(fiber);
+        if (fiber.ended) --left;
+      }
+    }
+    fibers = nullptr;
+    const std::lock_guard<std::mutex> lock(stack_mutex);
+    for (auto& fiber : fibers_) free_stacks.push_back(fiber->stack);
+  }
+
   // Called in a fiber: lets the others run, at least until `word`, if there is one, differs from `value`.
-  void pause(Word* word, std::uint32_t value);
+  __attribute__((noinline)) void pause(Word* word, std::uint32_t value) {
+    Fiber& fiber = *running_;
+    fiber.word = word;
+    fiber.value = value;
+    fiber.own = self;
+    if (!_setjmp(fiber.resume)) _longjmp(between_, 1);
+  }
 
  private:
-  static void begin();
-  void enter(Fiber& fiber);
+  static void begin() {
+    Fiber& fiber = *fibers->running_;
+    fiber.body();
+    fiber.ended = true;
+    _longjmp(fibers->between_, 1);
+  }
+
+  __attribute__((noinline)) void enter(Fiber& fiber) {
+    if (_setjmp(between_)) return;
+    running_ = &fiber;
+    self = fiber.own;
+    if (fiber.begun) _longjmp(fiber.resume, 1);
+    fiber.begun = true;
+    setcontext(&fiber.beginning);
+  }
 
   jmp_buf between_;
   Fiber* running_ = nullptr;
@@ -80,82 +149,6 @@ inline void give_turn() {
     fibers->pause(nullptr, 0);
   else
     sched_yield();
-}
-
-inline std::mutex stack_mutex;
-inline std::vector<void*> free_stacks;
-
-inline void* take_stack() {
-  const std::lock_guard<std::mutex> lock(stack_mutex);
-  if (free_stacks.empty()) {
-    void* stack =
-        mmap(nullptr, kFiberStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (stack == MAP_FAILED) abort();
-    mprotect(stack, 4096, PROT_NONE);
-    return stack;
-  }
-  void* stack = free_stacks.back();
-  free_stacks.pop_back();
-  return stack;
-}
-
-inline void Fibers::add(std::function<void()> body) {
-  fibers_.emplace_back(new Fiber);
-  Fiber& fiber = *fibers_.back();
-  fiber.body = std::move(body);
-  fiber.stack = take_stack();
-  getcontext(&fiber.beginning);
-  fiber.beginning.uc_stack.ss_sp = fiber.stack;
-  fiber.beginning.uc_stack.ss_size = kFiberStackBytes;
-  fiber.beginning.uc_link = nullptr;
-  makecontext(&fiber.beginning, &Fibers::begin, 0);
-}
-
-inline void Fibers::begin() {
-  Fiber& fiber = *fibers->running_;
-  fiber.body();
-  fiber.ended = true;
-  _longjmp(fibers->between_, 1);
-}
-
-__attribute__((noinline)) inline void Fibers::enter(Fiber& fiber) {
-  if (_setjmp(between_)) return;
-  running_ = &fiber;
-  self = fiber.own;
-  if (fiber.begun) _longjmp(fiber.resume, 1);
-  fiber.begun = true;
-  setcontext(&fiber.beginning);
-}
-
-__attribute__((noinline)) inline void Fibers::pause(Word* word, std::uint32_t value) {
-  Fiber& fiber = *running_;
-  fiber.word = word;
-  fiber.value = value;
-  fiber.own = self;
-  if (!_setjmp(fiber.resume)) _longjmp(between_, 1);
-}
-
-// The order of the fibers changes from round to round, so that results which depend on it differ.
-inline void Fibers::run() {
-  fibers = this;
-  const std::size_t count = fibers_.size();
-  std::size_t left = count, stride = 1;
-  std::uint32_t random = 12345;
-  while (left > 0) {
-    random = random * 1664525u + 1013904223u;
-    std::size_t i = (random >> 8) % count;
-    do stride = (stride + 2 + (random >> 20) % 64) % (2 * count + 1) | 1;
-    while (std::gcd(stride, count) != 1);
-    for (std::size_t n = 0; n < count; ++n, i = (i + stride) % count) {
-      Fiber& fiber = *fibers_[i];
-      if (fiber.ended || (fiber.word && fiber.word->load(std::memory_order_acquire) == fiber.value)) continue;
-      enter(fiber);
-      if (fiber.ended) --left;
-    }
-  }
-  fibers = nullptr;
-  const std::lock_guard<std::mutex> lock(stack_mutex);
-  for (auto& fiber : fibers_) free_stacks.push_back(fiber->stack);
 }
 
 }  // namespace cuda_on_host

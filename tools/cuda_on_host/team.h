@@ -53,12 +53,27 @@ struct Team;
 // A barrier for the threads of `team` that it expects. Threads that have returned are no longer expected.
 class Barrier {
  public:
-  void reset(Team* team, unsigned expected);
+  void reset(Team* team, unsigned expected) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    team_ = team;
+    expected_ = expected;
+    arrived_ = sleeping_ = 0;
+    any_ = 0;
+    all_ = 1;
+  }
   // Waits for all others. `same_line`: all threads of a phase must come from one line. The result has 1 where any value
   // is not 0, and 2 where all are.
   int meet(Thread& thread, Place place, bool same_line, Reduction reduction = Reduction::kNone, int value = 0);
-  void leave();
-  void give_up();
+  void leave() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --expected_;
+    if (arrived_ > 0 && arrived_ == expected_) release();
+  }
+  void give_up() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    phase_.fetch_add(1, std::memory_order_release);
+    wake_all(phase_);
+  }
 
  private:
   void release();
@@ -142,11 +157,19 @@ struct Team {
   void build(const CudaOnHostLaunch* asked, Failure* shared_failure, unsigned own_slot, unsigned blocks_at_once);
   void start(unsigned long long first_block);
   void run(unsigned thread);
-  void run_in_turn();
+  void run_in_turn() {
+    Fibers in_turn;
+    for (unsigned i = 0; i < threads.size(); ++i) in_turn.add([this, i] { run(i); });
+    in_turn.run();
+  }
   void leave(Thread& thread);
   void stop();
-  [[noreturn]] void fail(const std::string& message);
-  void stuck();
+  [[noreturn]] void fail(const std::string& message) {
+    failure->report(message);
+    stop();
+    throw Stop();
+  }
+  void stuck() { fail("deadlock: every thread waits or has returned:" + waiting()); }
   std::string waiting() const;
   void check_guards();
   ~Team();
@@ -177,15 +200,6 @@ inline Thread& current() {
 
 inline std::string name_of(const Thread& thread) {
   return text("block (%u, %u), thread %u", thread.block_index.x, thread.block_index.y, thread.thread_index.x);
-}
-
-inline void Barrier::reset(Team* team, unsigned expected) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  team_ = team;
-  expected_ = expected;
-  arrived_ = sleeping_ = 0;
-  any_ = 0;
-  all_ = 1;
 }
 
 inline void Barrier::release() {
@@ -232,18 +246,6 @@ inline int Barrier::meet(Thread& thread, Place place, bool same_line, Reduction 
   if (team_->failure->happened()) throw Stop();
   thread.waits_at.store(nullptr, std::memory_order_relaxed);
   return reduced_[phase & 1];
-}
-
-inline void Barrier::leave() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  --expected_;
-  if (arrived_ > 0 && arrived_ == expected_) release();
-}
-
-inline void Barrier::give_up() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  phase_.fetch_add(1, std::memory_order_release);
-  wake_all(phase_);
 }
 
 inline void Team::build(const CudaOnHostLaunch* asked, Failure* shared_failure, unsigned own_slot,
@@ -365,12 +367,6 @@ inline void Team::run(unsigned index) {
   self = nullptr;
 }
 
-inline void Team::run_in_turn() {
-  Fibers in_turn;
-  for (unsigned i = 0; i < threads.size(); ++i) in_turn.add([this, i] { run(i); });
-  in_turn.run();
-}
-
 inline void Team::check_guards() {
 #ifndef __SANITIZE_ADDRESS__
   for (auto& block : blocks) {
@@ -395,16 +391,6 @@ inline void Team::stop() {
   for (auto& cluster : clusters) cluster->give_up();
   turn.fetch_add(1, std::memory_order_release);
   wake_all(turn);
-}
-
-inline void Team::fail(const std::string& message) {
-  failure->report(message);
-  stop();
-  throw Stop();
-}
-
-inline void Team::stuck() {
-  fail("deadlock: every thread waits or has returned:" + waiting());
 }
 
 // How many threads of each block wait where.
