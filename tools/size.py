@@ -1,4 +1,4 @@
-"""`make size`: lines and files of each folder, its largest file, how deep its imports go, and circles of imports."""
+"""`make size`: lines and files of each folder, its largest file, how deep its imports go, and a circle of imports."""
 
 from __future__ import annotations
 
@@ -44,28 +44,17 @@ def imports(texts: dict[Path, str]) -> dict[str, set[str]]:
     return found
 
 
-def circles(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Circles of imports; each is found once, with one of its modules taken out of the rest."""
-    graph, found = {module: set(below) for module, below in graph.items()}, []
-    while True:
-        try:
-            TopologicalSorter(graph).prepare()
-        except CycleError as error:
-            found.append(error.args[1])
-            graph.pop(error.args[1][0])
-        else:
-            return found
-
-
 def main() -> None:
     texts = tracked()
     package = {
         path: text for path, text in texts.items() if path.suffix == ".py" and path.parts[0] == "fsachain"
     }
-    graph, depth = imports(package), {}
-    round_trips = circles(graph)
-    for module in [] if round_trips else TopologicalSorter(graph).static_order():
-        depth[module] = 1 + max((depth[below] for below in graph[module]), default=0)
+    graph, depth, circle = imports(package), {}, []
+    try:
+        for module in TopologicalSorter(graph).static_order():
+            depth[module] = 1 + max((depth[below] for below in graph[module]), default=0)
+    except CycleError as error:
+        circle = error.args[1]
     rows: dict[str, list[tuple[int, Path]]] = defaultdict(list)
     for path, text in texts.items():
         for folder in {path.parts[0], str(path.parent)}:
@@ -75,7 +64,7 @@ def main() -> None:
         deep = max(depth.get(module_of(path), 0) for _, path in files) or ""
         size, largest = max(files)
         print(f"{folder:34} {sum(n for n, _ in files):7} {len(files):6} {deep:>8}  {largest.name} {size}")
-    print(f"circles of imports: {len(round_trips)}", *map(" -> ".join, round_trips), sep="\n  ")
+    print("circle of imports:", " -> ".join(circle) or "none")
 
 
 if __name__ == "__main__":

@@ -80,19 +80,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(work: Workloads, sizes: Sizes, values: Path, device: torch.device, names: Sequence[str]) -> int:
     """Tell rows as they come. 1 where a result is wrong or a row of ours failed."""
-    bench = Bench(sizes, device, values)
+    bench, well = Bench(sizes, device, values), True
     print(f"{work.source}; {bench.rates}\n{HEADER}")
-    failed = False
     for name in names:
-        try:
-            cases = MAKERS[name](work, sizes)
-        except Exception as error:
-            tell(name, False, f"{type(error).__name__}: {error}")
-            failed = True
-            continue
-        well = [bench.rows(case) for case in cases]
-        failed |= not all(well)
-    return int(failed)
+        cases: list[Case] = []
+        well &= attempted(name, lambda name=name, cases=cases: cases.extend(MAKERS[name](work, sizes)))
+        for case in cases:
+            well &= bench.rows(case)
+    return int(not well)
 
 
 def attempted(name: str, job: Callable[[], Any]) -> bool:
@@ -170,11 +165,10 @@ class Bench:
 
         A row that fails takes no other with it, but for the comparison: what is wrong, or cannot be told, is not timed.
         """
-        try:
-            call = self._checked(case)
-        except Exception as error:
-            tell(case.name, False, f"{type(error).__name__}: {error}")
+        calls: list[Call] = []
+        if not attempted(case.name, lambda: calls.append(self._checked(case))):
             return False
+        (call,) = calls
         jobs: dict[str, Callable[[], Any]] = {"": partial(self._whole, case, call)}
         if case.memory:
             jobs[": memory"] = partial(self._memory, case, call)

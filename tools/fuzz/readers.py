@@ -50,19 +50,12 @@ from tools.fuzz.damage import reseal_index, reseal_npz, reseal_safetensors, rese
 from tools.fuzz.reader import Reader, content
 
 RATE = 8000
-
-
-def _fsa() -> Fsa:
-    return Fsa(3, [0, 0, 1, 1], [0, 1, 1, 2], [0, 1, 1, 2], [-0.5, -0.5, -0.7, -0.7], [-np.inf, -np.inf, 0.0])
+FSA = Fsa(3, [0, 0, 1, 1], [0, 1, 1, 2], [0, 1, 1, 2], [-0.5, -0.5, -0.7, -0.7], [-np.inf, -np.inf, 0.0])
 
 
 def _lexicon(path: Path) -> Lexicon:
     path.write_text("yes Y EH S\nno N OW\n")
     return Lexicon.read(path)
-
-
-def _write_lexicon_json(path: Path) -> None:
-    _lexicon(path).save(path)
 
 
 def _tree(path: Path) -> ContextTree:
@@ -77,7 +70,7 @@ def _write_numerators(path: Path) -> None:
 
 
 def _write_chunks(path: Path) -> None:
-    chunk = Chunk("u1", 0, 4, 9, _fsa(), np.ones(4, np.float32))
+    chunk = Chunk("u1", 0, 4, 9, FSA, np.ones(4, np.float32))
     save_chunks(path, {"u1": [[chunk]], "u2": [[chunk]]})
 
 
@@ -101,21 +94,12 @@ def _write_model(path: Path) -> None:
     AcousticModel(experiment, network, Cmvn(experiment.cmvn), lang).save(path)
 
 
-def _write_word_network(path: Path) -> None:
-    save_word_network(WordNetwork(Counter({"yes": 2, "no": 1}), ["maybe"]), path)
-
-
 def _write_checkpoint(path: Path) -> None:
     model = torch.nn.Linear(3, 2)
     written = Checkpoint(
         1, 0, 4, model.state_dict(), {}, {"cpu": torch.zeros(9, dtype=torch.uint8)}, {"a": [1]}
     )
     written.save(path.parent).replace(path)
-
-
-def _read_tables(path: Path) -> int:
-    file = TableFile(path)
-    return sum(file[name].num_arcs for name in file)
 
 
 def _read_utterance(path: Path) -> object:
@@ -141,14 +125,6 @@ _TABLES = {
     "segments": b"u1 r1 0 1\nu2 r1 1 2\n",
     "utt2spk": b"u1 a\nu2 a\n",
 }
-
-
-def _write_arrays(path: Path) -> None:
-    np.savez(path, a=np.arange(9), b=np.ones((2, 3), np.float32))
-
-
-def _write_tables(path: Path) -> None:
-    write_tables(path, {name: compile_table(_fsa(), 3) for name in ("u1", "u2")}, {"of": "nothing"})
 
 
 def _write_cut(path: Path) -> None:
@@ -189,10 +165,6 @@ def _write_weights(path: Path) -> None:
     save_file(torch.nn.Linear(3, 2).state_dict(), str(path))
 
 
-def _rewind(path: Path) -> int:
-    return JsonLinesLog(path).rewind(bool)
-
-
 # Kaldi's files.
 
 
@@ -206,20 +178,12 @@ def _table(read: Callable[[Cursor], object]) -> Callable[[Path], object]:
     return lambda path: deque(read_table(path, read), maxlen=0)  # as commands do: one value at a time
 
 
-def _read_rows(path: Path) -> int:
-    """Of the matrix behind the key, whose numbers are not read."""
-    return read_value(f"{path}:3", read_num_rows)
-
-
-def _split_examples(path: Path) -> int:
-    return sum(len(found.example.features) for found in read_examples(path))
-
-
 _CUT = b"""{"id": "u1", "start": 0.0, "duration": 1.0, "channel": 0, "type": "MonoCut", "supervisions": [{"id": "s", \
 "recording_id": "r", "start": 0.0, "duration": 1.0, "channel": 0, "text": "yes no", "speaker": "a"}], \
 "recording": {"id": "r", "sources": [{"type": "file", "channels": [0], "source": "a.wav"}], "sampling_rate": 8000, \
 "num_samples": 8000, "duration": 1.0}}
 """
+_TABLE = compile_table(FSA, 3)
 _OPTIONS = content(b"train: {num_epochs: 3, seed: 1}\nlang:\n  silence: null\n")
 _CTM = content(b"u1 1 0.0 0.5 yes\nu2 1 0.1 0.5 no\n")
 _LATTICE = b"u1\n0 1 5 2.5,-12.25,17_17_18\n1 2 4 0.5,1.25,\n2 0,0,3_4\n\n"
@@ -248,11 +212,21 @@ OBJECTIVE = b"LOG Overall log-probability for 'output' is -0.1 per frame, over 1
 READERS = (
     Reader("checkpoint", ".safetensors", _write_checkpoint, Checkpoint.load, (reseal_safetensors,)),
     Reader("model", ".safetensors", _write_model, AcousticModel.load, (reseal_safetensors,)),
-    Reader("word network", ".safetensors", _write_word_network, load_word_network, (reseal_safetensors,)),
+    Reader(
+        "word network", ".safetensors",
+        lambda path: save_word_network(WordNetwork(Counter({"yes": 2, "no": 1}), ["maybe"]), path),
+        load_word_network, (reseal_safetensors,)
+    ),
     Reader("weights", ".safetensors", _write_weights, read_weights),
-    Reader("arrays", ".npz", _write_arrays, read_npz, (reseal_npz,)),
-    Reader("table", ".npz", lambda path: compile_table(_fsa(), 3).save(path), TransitionTable.load, (reseal_npz,)),
-    Reader("tables", ".tables", _write_tables, _read_tables, (reseal_tables, reseal_index)),
+    Reader(
+        "arrays", ".npz", lambda path: np.savez(path, a=np.arange(9), b=np.ones((2, 3), np.float32)),
+        read_npz, (reseal_npz,)
+    ),
+    Reader("table", ".npz", _TABLE.save, TransitionTable.load, (reseal_npz,)),
+    Reader(
+        "tables", ".tables", lambda path: write_tables(path, {"u1": _TABLE, "u2": _TABLE}, {"of": "nothing"}),
+        lambda path: sum(table.num_arcs for table in TableFile(path).values()), (reseal_tables, reseal_index)
+    ),
     Reader("options", ".yaml", _OPTIONS, load_yaml),
     Reader("experiment", ".yaml", _OPTIONS, Experiment.read),
     Reader("wav", ".wav", _write_audio, _read_utterance),
@@ -260,20 +234,20 @@ READERS = (
     Reader("data directory", ".txt", content(b"u1 r1 0 1\nu2 r1 1 2\n"), _data_dir),
     Reader("cuts", ".jsonl", _write_cut, DataDir.check),
     Reader("shard", ".tar", _write_shard, _read_shard),
-    Reader("log", ".jsonl", lambda path: JsonLinesLog(path).write("a", b=[1]), _rewind),
+    Reader("log", ".jsonl", lambda path: JsonLinesLog(path).write("a", b=[1]), lambda path: JsonLinesLog(path).rewind(bool)),
     Reader("lexicon", ".txt", _lexicon, Lexicon.read),
-    Reader("lexicon as JSON", ".json", _write_lexicon_json, Lexicon.load),
+    Reader("lexicon as JSON", ".json", lambda path: _lexicon(path).save(path), Lexicon.load),
     Reader("tree", ".npz", lambda path: _tree(path).save(path), ContextTree.load, (reseal_npz,)),
     Reader("numerators", ".npz", _write_numerators, load_numerators, (reseal_npz,)),
     Reader("chunks", ".npz", _write_chunks, load_chunks, (reseal_npz,)),
-    Reader("fst", ".fst", lambda path: _fsa().write(path), Fsa.read),
-    Reader("acceptor as text", ".txt", lambda path: path.write_text(_fsa().to_text()), Fsa.from_text),
+    Reader("fst", ".fst", FSA.write, Fsa.read),
+    Reader("acceptor as text", ".txt", lambda path: path.write_text(FSA.to_text()), Fsa.from_text),
     Reader("transcripts", ".txt", content(b"u1 yes no\nu2 no\n"), read_text),
     Reader("ctm", ".ctm", _CTM, read_ctm),
     # Kaldi's files.
     Reader("symbols", ".txt", content(b"<eps> 0\nyes 1\nno 2\n"), read_symbols),
     Reader("matrices", ".ark", content(_matrix()), _table(read_matrix)),
-    Reader("rows of matrices", ".ark", content(_matrix()), _read_rows),
+    Reader("rows of matrices", ".ark", content(_matrix()), lambda path: read_value(f"{path}:3", read_num_rows)),
     Reader("matrices as text", ".ark", content(b"u1  [\n 1 2\n 3 4 ]\n"), _table(read_matrix)),
     Reader("alignments", ".ark", content(b"u1 1 2 3\nu2 4 5\n"), _table(read_alignment)),
     Reader("posteriors", ".ark", content(b"u1 [ 1 0.5 2 0.5 ] [ 3 1 ]\n"), _table(read_posterior)),
@@ -286,6 +260,9 @@ READERS = (
         "transition model", ".mdl", content(b"<TransitionModel> " + TOPOLOGY + _MODEL), read_transition_model
     ),
     Reader("examples", ".ark", content(b"a " + EXAMPLE), _table(read_example)),
-    Reader("split examples", ".ark", content(b"a " + EXAMPLE), _split_examples),
+    Reader(
+        "split examples", ".ark", content(b"a " + EXAMPLE),
+        lambda path: sum(len(found.example.features) for found in read_examples(path))
+    ),
     Reader("training log", ".log", content(OBJECTIVE), read_objective),
 )  # fmt: skip
