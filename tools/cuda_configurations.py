@@ -28,7 +28,7 @@ from fsachain.grid import (
     grid_sizes,
     num_cells,
 )
-from tools.bench.workloads import entered_by_one_pdf, left_to_right, packed
+from tools.bench.workloads import chains, entered_by_one_pdf
 
 # Compute capability, multiprocessors, shared memory of a block and cluster of GPUs of each generation that is compiled for:
 # T4, A100, H100 and H200, B200.
@@ -102,9 +102,7 @@ def _denominator(states: int, arcs: int) -> DenominatorGraph:
 
 @cache
 def _numerators(states: int, size: int) -> TableBatch:
-    rng = np.random.default_rng(3)
-    chains = (rng.integers(0, NUM_PDFS, states) for _ in range(size))
-    return packed((left_to_right(chain, np.zeros(states, bool), -1.0, 1) for chain in chains), NUM_PDFS)
+    return chains(np.random.default_rng(3), size, states, NUM_PDFS)
 
 
 # Graphs that sequences share, from a phone bigram to one that no chip holds; batches with and without idle processors.

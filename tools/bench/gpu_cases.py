@@ -44,6 +44,7 @@ from tools.bench.workloads import (
     random_scores,
     work_of,
 )
+from tools.golden.rows import compare, log_prob_limits
 
 CACHE_BYTES = 128 << 20  # twice the second-level cache of the largest GPU there is
 MOST_INPUTS = 8
@@ -152,13 +153,10 @@ class Case:
         # A gradient in the type of the scores is rounded to it.
         rounding = tolerances.ELEMENT_ROUNDING.get(str(scores.dtype).removeprefix("torch."), 0.0)
         for name, ours in self.sums(scores).items():
-            right = exact[name]
-            allowed = tolerances.LOG_PROB_RELATIVE * np.maximum(tolerances.LOG_PROB_FLOOR, np.abs(right))
+            allowed: Any = log_prob_limits
             if name != "loss":
-                allowed = max(tolerances.OCCUPANCY, rounding) * (self.unit + np.abs(right))
-            away = np.abs(ours - right) / allowed
-            ratio = np.inf if np.isnan(away).any() else float(away.max(initial=0.0))
-            worst = max(worst, (ratio, name))
+                allowed = max(tolerances.OCCUPANCY, rounding) * (self.unit + np.abs(exact[name]))
+            worst = max(worst, (compare(self.name, name, ours, exact[name], allowed).ratio, name))
         return worst
 
 

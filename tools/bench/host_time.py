@@ -28,11 +28,12 @@ from fsachain.train.source import SupervisedBatch
 from fsachain.train.trainer import laid_out, prefetch
 from tools import parser_of
 from tools.bench.timing import Call, seconds_of
-from tools.bench.workloads import entered_by_one_pdf, left_to_right, packed
+from tools.bench.workloads import chains, entered_by_one_pdf
 from tools.cuda_on_host import libcuda
 
 H200 = Limits((9, 0), 132, 232_448, 8, 139 << 30)
 TARGETS = {"denominator": 0.25, "numerators": 0.2, "CTC": 0.25, "unseen": 6.0}  # ms
+NUMERATORS = 128, 200, 2000  # sequences, states and pdfs
 FRAMES = 16  # the host's work does not depend on them
 
 
@@ -59,11 +60,6 @@ def occupancies(cupy: Any, batch: TableBatch, leaky: float) -> Call:
     return lambda: backend.OnDevice().add_occupancy(batch, scores, lengths, leaky, weights, out, None, True)
 
 
-def numerators(rng: np.random.Generator, size: int = 128, states: int = 200, pdfs: int = 2000) -> TableBatch:
-    chains = (rng.integers(0, pdfs, states) for _ in range(size))
-    return packed((left_to_right(chain, np.zeros(states, bool), -1.0, 1) for chain in chains), pdfs)
-
-
 def losses(cupy: Any, size: int = 32, classes: int = 500, labels: int = 40) -> Call:
     shape = size, FRAMES, classes
     scores, gradient = cupy.empty(shape, np.float32), cupy.empty(shape, np.float32)
@@ -80,7 +76,7 @@ def losses(cupy: Any, size: int = 32, classes: int = 500, labels: int = 40) -> C
 def cases(cupy: Any) -> dict[str, Call]:
     return {
         "denominator": occupancies(cupy, entered_by_one_pdf(3033, 51_022, 84).batch(128), 1e-5),
-        "numerators": occupancies(cupy, numerators(np.random.default_rng(0)), 0.0),
+        "numerators": occupancies(cupy, chains(np.random.default_rng(0), *NUMERATORS), 0.0),
         "CTC": losses(cupy),
     }
 
@@ -88,7 +84,7 @@ def cases(cupy: Any) -> dict[str, Call]:
 def unseen(cupy: Any, count: int = 20) -> tuple[list[float], float]:
     """Milliseconds of the training's thread for each of `count` batches of 128 numerators; and MB that one sends."""
     rng, taken, sent = np.random.default_rng(1), [], []
-    batches = ((SupervisedBatch(cast(Any, None), numerators(rng)),) for _ in range(count))
+    batches = ((SupervisedBatch(cast(Any, None), chains(rng, *NUMERATORS)),) for _ in range(count))
     for _, parts in prefetch(map(laid_out, batches)):
         call = occupancies(cupy, parts[0].numerators, 0.0)
         with libcuda.calls() as calls:

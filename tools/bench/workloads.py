@@ -171,6 +171,12 @@ def left_to_right(
     return Fsa(len(final), src, dst, pdfs[dst - 1], np.full(len(src), log_prob), final)
 
 
+def chains(generator: np.random.Generator, size: int, states: int, num_pdfs: int) -> TableBatch:
+    """A chain of so many states for each of `size` sequences, of which none may be left out."""
+    drawn = (generator.integers(0, num_pdfs, states) for _ in range(size))
+    return packed((left_to_right(pdfs, np.zeros(states, bool), -1.0, 1) for pdfs in drawn), num_pdfs)
+
+
 def ctc_graph(targets: Ints) -> Fsa:
     """Blank is 0, which may be left out between two different labels."""
     pdfs = np.zeros(2 * len(targets) + 1, dtype=np.int64)
