@@ -135,14 +135,13 @@ class Report:
     def __init__(self, folder: Path, seconds: float = TOTAL_SECONDS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._end = folder, time.monotonic() + seconds
+        paths = [
+            *(str(ROOT / folder) for folder in (".", "tests", "tests/gpu")),
+            os.environ.get("PYTHONPATH"),
+        ]
         self._environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                [
-                    *(str(ROOT / folder) for folder in (".", "tests", "tests/gpu")),
-                    os.environ.get("PYTHONPATH", ""),
-                ]
-            ).rstrip(os.pathsep),
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
             "PYTHONUNBUFFERED": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "FSACHAIN_QUIET": "1",

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +33,6 @@ from fsachain.report.heard import (
     worst_first,
 )
 from fsachain.train.config import flat
-
-_TEMPLATES = ("page.html", "alignments.html", "parts.html", "style.css", "page.js")
 
 # What HTML forbids even as a character reference: control characters, halves of surrogate pairs, noncharacters.
 _FORBIDDEN = re.compile(
@@ -60,10 +57,9 @@ def render(found: Findings, heard: Mapping[str, Sequence[Heard]]) -> str:
 def render_page(template: str, *, media: str = "data:", **values: Any) -> str:
     """A template of this folder with our style and script; `media` is where its sound may come from."""
     jinja2 = require("jinja2", extra="report")
-    folder = resources.files("fsachain.report") / "templates"
-    sources = {name: (folder / name).read_text(encoding="utf-8") for name in _TEMPLATES}
+    loader = jinja2.PackageLoader("fsachain.report")
     environment = jinja2.Environment(
-        loader=jinja2.DictLoader(sources),
+        loader=loader,
         autoescape=True,
         finalize=_allowed,
         undefined=jinja2.StrictUndefined,
@@ -76,7 +72,9 @@ def render_page(template: str, *, media: str = "data:", **values: Any) -> str:
         "moment": lambda value: moment(value).text,
     }
     environment.globals["error_kind"] = error_kind
-    style, script = (sources[name].replace("\r\n", "\n") for name in ("style.css", "page.js"))
+    style, script = (
+        loader.get_source(environment, name)[0].replace("\r\n", "\n") for name in ("style.css", "page.js")
+    )
     policy = [
         "default-src 'none'",
         "img-src data:",

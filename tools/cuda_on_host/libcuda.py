@@ -39,15 +39,8 @@ class Request(ctypes.Structure):
         ("entry", ctypes.c_void_p),
         ("slots", ctypes.c_void_p),
         ("name", ctypes.c_char_p),
-        ("grid_x", ctypes.c_uint32),
-        ("grid_y", ctypes.c_uint32),
-        ("block", ctypes.c_uint32),
-        ("shared_bytes", ctypes.c_uint32),
-        ("cluster", ctypes.c_uint32),
-        ("cooperative", ctypes.c_uint32),
-        ("fill", ctypes.c_uint32),
-        ("together", ctypes.c_uint32),
-        ("fibers", ctypes.c_uint32),
+        *((name, ctypes.c_uint32) for name in ("grid_x", "grid_y", "block", "shared_bytes", "cluster")),
+        *((name, ctypes.c_uint32) for name in ("cooperative", "fill", "together", "fibers")),
         ("patience", ctypes.c_double),
     ]
 
