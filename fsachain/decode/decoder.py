@@ -363,43 +363,37 @@ def search_all(
     scores = {name: np.asarray(output, dtype=np.float32) for name, output in nnet_outputs.items()}
     make = (portable(graph), tuple(words), config)
     workers = min(num_workers or os.cpu_count() or 1, len(scores))
+    found: dict[str, tuple[Found, float | None]] = {}
     if executor is None and workers <= 1:
-        found, beams = _search(Decoder(*make), search, scores, progress)
-        _tell(beams, narrowed)
-        return found
-    # Chunks are dealt out by falling length, so that no worker is left with the long ones. Processes of our own inherit the
-    # decoder; to those of an executor the graph goes with every chunk.
-    count = min(len(scores), (4 if executor else _CHUNKS) * workers)
-    longest_first = sorted(scores, key=lambda name: (-len(scores[name]), name))
-    chunks = [{name: scores[name] for name in longest_first[part::count]} for part in range(count)]
-    # Forked: the workers touch no threads of torch or numba, which do not survive a fork, and start in milliseconds.
-    fork = multiprocessing.get_context("fork")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-        pool = executor or ProcessPoolExecutor(workers, fork, _inherit, (Decoder(*make),))
-        with nullcontext() if executor else pool:
-            found, beams = {}, {}
-            what = make if executor else None
-            futures = [pool.submit(_search, what, search, chunk) for chunk in chunks]
-            try:
-                for future in as_completed(futures):
-                    some, their_beams = future.result()
-                    found |= some
-                    beams |= their_beams
-                    if progress is not None:
-                        progress(len(found), len(scores))
-            finally:  # who is interrupted does not wait for the rest
-                for future in futures:
-                    future.cancel()
-    _tell({name: beams[name] for name in scores if name in beams}, narrowed)
-    return {name: found[name] for name in scores}
-
-
-def _tell(beams: dict[str, float], narrowed: dict[str, float] | None) -> None:
+        found = _search(Decoder(*make), search, scores, progress)
+    else:
+        # Chunks are dealt out by falling length, so that no worker is left with the long ones. Processes of our own inherit
+        # the decoder; to those of an executor the graph goes with every chunk.
+        count = min(len(scores), (4 if executor else _CHUNKS) * workers)
+        longest_first = sorted(scores, key=lambda name: (-len(scores[name]), name))
+        chunks = [{name: scores[name] for name in longest_first[part::count]} for part in range(count)]
+        # Forked: the workers touch no threads of torch or numba, which do not survive a fork, and start in milliseconds.
+        fork = multiprocessing.get_context("fork")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+            pool = executor or ProcessPoolExecutor(workers, fork, _inherit, (Decoder(*make),))
+            with nullcontext() if executor else pool:
+                what = make if executor else None
+                futures = [pool.submit(_search, what, search, chunk) for chunk in chunks]
+                try:
+                    for future in as_completed(futures):
+                        found |= future.result()
+                        if progress is not None:
+                            progress(len(found), len(scores))
+                finally:  # who is interrupted does not wait for the rest
+                    for future in futures:
+                        future.cancel()
+    beams = {name: beam for name in scores if (beam := found[name][1]) is not None}
     if narrowed is not None:
         narrowed |= beams
     elif beams:
         logging.getLogger("fsachain").warning(told_narrowed(beams))
+    return {name: found[name][0] for name in scores}
 
 
 def told_narrowed(beams: Mapping[str, float]) -> str:
@@ -427,16 +421,15 @@ def _search(
     search: Callable[[Decoder, npt.ArrayLike, str], Found],
     scores: Mapping[str, Float32Array],
     progress: Progress | None = None,
-) -> tuple[dict[str, Found], dict[str, float]]:
-    """By name what was found, and `Decoder.narrowed` of these."""
+) -> dict[str, tuple[Found, float | None]]:
+    """By name what was found, and what `Decoder.narrowed` has of it."""
     decoder = Decoder(*make) if isinstance(make, tuple) else make or _inherited[0]
-    decoder.narrowed.clear()
-    found: dict[str, Found] = {}
+    found = {}
     for name, output in scores.items():
-        found[name] = search(decoder, output, name)
+        found[name] = search(decoder, output, name), decoder.narrowed.get(name)
         if progress is not None:
             progress(len(found), len(scores))
-    return found, dict(decoder.narrowed)
+    return found
 
 
 def decode(
