@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import test_cuda_ctc as of_ctc
+import test_cuda_ctc_loss as of_ctc
 import test_cuda_grid as of_grid
 import test_cuda_grid_rows as of_rows
 import test_cuda_losses as of_losses
@@ -58,7 +58,7 @@ def run_all(device):
     lists = on_device(device, np.full((len(lengths), 2 + scores.shape[2]), 7, np.int32))
     cuda.add_occupancy(device, batch, scores, lengths, 0.0, None, new, None, is_new=True, lists=lists)
     cuda.spread_rows(device, new, lists, ones, new)
-    of_ctc.run(of_ctc.random_logits(), device=device)
+    of_ctc.run(device, of_ctc.random_logits())
     of_losses.run(device, of_losses.make_costs(np.inf), shares=of_losses.SHARES)
     of_pairs.run(device, *of_pairs.random_scores(scale=80.0))
     run_grids(device)
