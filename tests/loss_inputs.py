@@ -1,12 +1,13 @@
 """Networks' outputs and graphs for the tests of the losses, and ways to spoil them."""
 
 import math
+from dataclasses import replace
 
 import tolerances
 import torch
 from random_graphs import connected_graph, left_to_right_graph
 
-from fsachain import DenominatorGraph, Fsa, LFMMILoss
+from fsachain import DenominatorGraph, LFMMILoss
 from fsachain.loss.mbr import MBRLoss
 
 WIDTH = 9
@@ -26,8 +27,8 @@ def make_loss(kind="LF-MMI", denominator=None, **options):
     return make(graphs, **({"leaky_hmm_coefficient": 0.1} | own | options))
 
 
-def make_graphs(size=SIZE):
-    return [left_to_right_graph(n, 5, WIDTH) for n in range(size)]
+def make_graphs(size=SIZE, seed=0):
+    return [left_to_right_graph(10 * seed + n, 5, WIDTH) for n in range(size)]
 
 
 def make_output(seed=0, scale=1.0, dtype=torch.float64, size=SIZE):
@@ -49,31 +50,17 @@ def real_frames():
     return (torch.arange(FRAMES) < torch.tensor(LENGTHS).view(-1, 1)).unsqueeze(2)
 
 
-def spoil(kind):
-    """Output, lengths and graphs of which sequence 1 cannot be used."""
-    output, lengths, graphs = make_output(), list(LENGTHS), make_graphs()
-    with torch.no_grad():
-        if kind == "too short":
-            lengths[1] = 2
-        elif kind == "no frames":
-            lengths[1] = 0
-        elif kind == "no finals":
-            graph = graphs[1]
-            graphs[1] = Fsa(
-                graph.num_states,
-                graph.src,
-                graph.dst,
-                graph.pdf,
-                graph.log_prob,
-                [-math.inf] * graph.num_states,
-            )
-        elif kind == "NaN":
-            output[1, 3] = torch.nan
-        elif kind == "+inf":
-            output[1, 3] = torch.inf
-        else:
-            output[1, 3] = -torch.inf
-    return output, lengths, graphs
+@torch.no_grad()
+def spoil(kind, output, lengths, graphs):
+    """After this sequence 1 cannot be used."""
+    if kind == "too short":
+        lengths[1] = 1
+    elif kind == "no frames":
+        lengths[1] = 0
+    elif kind == "no finals":
+        graphs[1] = replace(graphs[1], final_log_prob=[-math.inf] * graphs[1].num_states)
+    else:
+        output[1, 3] = float(kind)
 
 
 KINDS = ["too short", "no frames", "no finals", "NaN", "+inf", "-inf"]

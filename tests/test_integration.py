@@ -10,44 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_graphs import connected_graph, left_to_right_graph
+from loss_inputs import LENGTHS, make_denominator, make_graphs, make_loss, make_output
 
-from fsachain import (
-    ConfigError,
-    DenominatorGraph,
-    LFMMILoss,
-    TableBatch,
-    compile_table,
-    get_num_threads,
-    set_num_threads,
-)
+from fsachain import ConfigError, get_num_threads, set_num_threads
 from fsachain.backends.cpu import threads
 
-WIDTH, FRAMES, SIZE = 9, 24, 3
-LENGTHS = [24, 11, 17]
 CAN_FORK = "fork" in multiprocessing.get_all_start_methods()
 needs_fork = pytest.mark.skipif(not CAN_FORK, reason="this system cannot fork")
-TYPES = [torch.float16, torch.float32, torch.float64]
-
-
-def make_scores(seed=0, dtype=torch.float32, size=SIZE):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(size, FRAMES, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
-
-
-def make_numerators(seed=0):
-    graphs = [left_to_right_graph(10 * seed + n, 5, WIDTH) for n in range(SIZE)]
-    return TableBatch.pack([compile_table(graph, WIDTH) for graph in graphs])
-
-
-def make_loss(seed=0, **options):
-    return LFMMILoss(DenominatorGraph(connected_graph(seed), WIDTH), leaky_hmm_coefficient=0.1, **options)
 
 
 def step(seed):
     """Value and gradient, as bytes, of a loss and scores that depend on the seed."""
-    scores = make_scores(seed).requires_grad_()
-    value = make_loss(seed, l2_regularize=0.01)(scores, LENGTHS, make_numerators(seed))
+    scores = make_output(seed, dtype=torch.float32)
+    loss = make_loss(denominator=make_denominator(seed), l2_regularize=0.01)
+    value = loss(scores, LENGTHS, make_graphs(seed=seed))
     value.backward()
     return value.detach().numpy().tobytes() + scores.grad.numpy().tobytes()
 

@@ -27,7 +27,8 @@ from loss_inputs import (
 )
 
 import fsachain
-from fsachain import Fsa, TableBatch, compile_table, forward_backward
+from fsachain import Fsa, TableBatch, compile_table, forward_backward, total_log_prob
+from fsachain.backends.cpu import backend as cpu
 from fsachain.backends.cpu import memory
 
 of_every_loss = pytest.mark.parametrize("loss_kind", LOSSES)
@@ -155,7 +156,8 @@ def test_numerators_may_be_graphs_tables_or_a_batch():
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_impossible_sequence_leaves_every_sum(loss_kind, kind):
     loss = make_loss(loss_kind, l2_regularize=0.01, out_of_range_regularize=0.1, xent_regularize=0.1)
-    output, lengths, graphs = spoil(kind)
+    output, lengths, graphs = make_output(), list(LENGTHS), make_graphs()
+    spoil(kind, output, lengths, graphs)
     branch = make_output(seed=1)
     names = ["a", "b", "c", "d"]
     batch = TableBatch.pack([compile_table(graph, WIDTH) for graph in graphs], names)
@@ -252,6 +254,54 @@ def test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence(lo
         and record.den_log_prob[2].isnan()
     )
     assert not output.grad[2].any() and output.grad[[0, 1, 3]].isfinite().all()
+
+
+def total(y):
+    return total_log_prob(make_graphs(), y, LENGTHS).sum()
+
+
+@pytest.fixture
+def backward_runs(monkeypatch):
+    """A list that grows with every backward recursion: a run of the kernels that is given where to put occupancies."""
+    ran, run = [], cpu.run
+
+    def spy(*arguments):
+        ran.extend([1] if len(arguments[-1]) else [])
+        run(*arguments)
+
+    monkeypatch.setattr(cpu, "run", spy)
+    return ran
+
+
+def test_no_beta_runs_where_no_gradient_is_wanted(backward_runs):
+    loss = make_loss()
+    for call in (total, lambda y: loss(y, LENGTHS, make_graphs())):
+        with torch.no_grad():
+            call(make_output())
+        call(make_output().detach())
+    loss.objective(make_output(), LENGTHS, make_graphs())
+    assert not backward_runs
+    total(make_output())
+    assert backward_runs
+
+
+def test_no_beta_runs_for_log_prob_until_occupancy_is_asked_for(backward_runs):
+    result = forward_backward(make_graphs(), make_output(), LENGTHS)
+    assert result.ok.all() and not backward_runs
+    first = result.occupancy
+    runs = len(backward_runs)
+    assert runs and result.occupancy is first and len(backward_runs) == runs
+
+
+def test_a_batch_may_be_forgotten_between_forward_and_backward():
+    output, graphs = make_output(), make_graphs()
+    weights = torch.cat([torch.from_numpy(graph.log_prob.copy()) for graph in graphs]).requires_grad_()
+    value = total_log_prob(graphs, output, LENGTHS, arc_log_probs=weights).sum()
+    del graphs
+    value = value + make_loss()(output, LENGTHS, make_graphs())
+    gc.collect()
+    value.backward()
+    assert output.grad.any() and weights.grad.any()
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda loss: pickle.loads(pickle.dumps(loss))])

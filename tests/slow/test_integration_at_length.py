@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import REPOSITORY
-from random_graphs import connected_graph
-from test_integration import LENGTHS, SIZE, WIDTH, make_loss, make_numerators, make_scores, needs_fork, step
+from loss_inputs import LENGTHS, SIZE, WIDTH, make_denominator, make_graphs, make_loss, make_output
+from test_integration import needs_fork, step
 from tolerances import FEW_FLOAT32_TERMS
 from torch.utils.data import DataLoader, Dataset
 
-from fsachain import DenominatorGraph, forward_backward
+from fsachain import TableBatch, forward_backward
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's default compiler needs g++")
 def test_the_default_compiler_of_torch_takes_network_and_loss_as_one_graph():
     """`torch.compile` with nothing but fullgraph=True: generated code instead of torch's own calls around the operator."""
     torch._dynamo.reset()
-    loss, numerators = make_loss(l2_regularize=0.01), make_numerators()
+    loss, numerators = make_loss(l2_regularize=0.01), TableBatch.pack(make_graphs())
     net = torch.nn.Linear(WIDTH, WIDTH)
 
     def train(x):
@@ -31,7 +31,7 @@ def test_the_default_compiler_of_torch_takes_network_and_loss_as_one_graph():
     results = []
     for call in (train, torch.compile(train, fullgraph=True)):
         net.zero_grad()
-        value = call(make_scores())
+        value = call(make_output(dtype=torch.float32))
         value.backward()
         results.append((value.detach(), net.weight.grad.clone()))
     torch.testing.assert_close(results[1], results[0], rtol=0.0, atol=FEW_FLOAT32_TERMS)
@@ -78,8 +78,8 @@ class Items(Dataset):
         return 4
 
     def __getitem__(self, n):
-        batch = DenominatorGraph(connected_graph(n), WIDTH).batch(SIZE)
-        result = forward_backward(batch, make_scores(n), LENGTHS, leaky_hmm_coefficient=0.1)
+        batch, scores = make_denominator(n).batch(SIZE), make_output(n).detach()
+        result = forward_backward(batch, scores, LENGTHS, leaky_hmm_coefficient=0.1)
         return result.occupancy, torch.frombuffer(bytearray(step(n)), dtype=torch.uint8), os.getpid()
 
 

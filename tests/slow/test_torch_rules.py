@@ -1,12 +1,11 @@
 """torch's own checks of the operators behind every loss, and torch.compile of a step with each."""
 
 import pytest
-import test_gradients as gradients
 import torch
 from loss_calls import LOSSES, SCORES
-from random_graphs import left_to_right_graph
+from loss_inputs import make_graphs, make_loss, make_output
 
-from fsachain import TableBatch, compile_table
+from fsachain import TableBatch
 from fsachain.loss import autograd
 
 OPERATED = sorted(set(LOSSES) - {"chunks"})
@@ -68,7 +67,7 @@ def compiled(function):
 
 def test_a_compiled_loss_serves_batches_of_any_size_without_compiling_anew():
     """Names, tables, N and T change from call to call; the second graph has symbolic sizes and is the last one."""
-    loss = gradients.make_loss()
+    loss = make_loss()
 
     def step(y, lengths, numerators):
         return loss(y, lengths, numerators)
@@ -77,15 +76,9 @@ def test_a_compiled_loss_serves_batches_of_any_size_without_compiling_anew():
     call = compiled(step)
     for k in range(12):
         size = 2 + k % 5
-        tables = [
-            compile_table(left_to_right_graph(10 * k + n, 3, gradients.WIDTH), gradients.WIDTH)
-            for n in range(size)
-        ]
-        numerators = TableBatch.pack(tables, [f"utterance {k}-{n}" for n in range(size)])
-        scores, lengths = (
-            gradients.make_scores(size=(size, 6 + k % 4, gradients.WIDTH)),
-            torch.tensor([6, 3, 5, 2, 6, 4][:size]),
-        )
+        numerators = TableBatch.pack(make_graphs(size, seed=k), [f"utterance {k}-{n}" for n in range(size)])
+        scores = make_output(size=size).detach()[:, : 6 + k % 4].contiguous().requires_grad_()
+        lengths = torch.tensor([6, 5, 5, 4, 6, 4][:size])
         expected = step(scores, lengths, numerators)
         assert torch.equal(call(scores, lengths, numerators), expected)
         assert loss.last_record.names == numerators.names
