@@ -1,11 +1,12 @@
 """Random acceptors and scores, for hypothesis and for plain seeds."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import strategies as st
 
-from fsachain import Fsa
+from fsachain import Fsa, compile_table
 
 weights = st.one_of(st.floats(-3.0, 3.0), st.sampled_from([0.0, -math.inf, -20.0, 5.0]))
 
@@ -28,6 +29,16 @@ def score_matrices(draw, num_frames, num_pdfs=3):
     values = st.one_of(st.floats(-5.0, 5.0), st.sampled_from([0.0, -math.inf, 30.0, -30.0]))
     flat = draw(st.lists(values, min_size=num_frames * num_pdfs, max_size=num_frames * num_pdfs))
     return np.array(flat, dtype=np.float64).reshape(num_frames, num_pdfs)
+
+
+@st.composite
+def leaking_tables(draw, fsa, num_pdfs=3):
+    """The acceptor's table with a leak that may land in any state, in some of them with probability 0."""
+    shares = draw(st.lists(st.floats(0.0, 1.0), min_size=fsa.num_states, max_size=fsa.num_states))
+    init = np.array(shares)
+    init[0] += 0.25
+    with np.errstate(divide="ignore"):
+        return replace(compile_table(fsa, num_pdfs), leaky_log_prob=np.log(init / init.sum()))
 
 
 def connected_graph(seed, num_states=12, num_arcs=40, num_pdfs=9):

@@ -78,15 +78,6 @@ def test_impossible_sequences_have_no_occupancy(backend, spoiled):
     assert not counts.any()
 
 
-def test_occupancies_are_of_the_kind_of_the_scores():
-    table, _ = table_and_leak("exact")
-    batch, scores = TableBatch.pack([table]), np.zeros((1, 8, NUM_PDFS), np.float16)
-    for given_scores, kind in ((scores, np.ndarray), (torch.from_numpy(scores), torch.Tensor)):
-        result = forward_backward(batch, given_scores)
-        for found in (result.arc_occupancy(0), result.state_occupancy(0)):
-            assert isinstance(found, kind) and str(found.dtype).endswith("float64")
-
-
 def counted(batch, scores, lengths, leaky):
     counts = [np.zeros(batch.table(n).num_arcs) for n in range(batch.size)]
     cpu_log.add_arc_occupancy(batch, scores, lengths, leaky, counts)

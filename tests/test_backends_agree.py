@@ -9,7 +9,15 @@ import tolerances
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices, twin_graph, two_lobes
+from random_graphs import (
+    connected_graph,
+    graphs,
+    leaking_tables,
+    left_to_right_graph,
+    score_matrices,
+    twin_graph,
+    two_lobes,
+)
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward
 from fsachain.backends.cpu import backend as cpu
@@ -182,7 +190,9 @@ def test_memory_layout_does_not_matter(backend):
         result = forward_backward(batch, layout, **options)
         assert (np.asarray(result.log_prob) == plain.log_prob).all()
         assert (np.asarray(result.occupancy) == plain.occupancy).all()
-        assert isinstance(result.log_prob, type(layout)) and isinstance(result.occupancy, type(layout))
+        for found in (result.log_prob, result.occupancy, result.arc_occupancy(0), result.state_occupancy(0)):
+            assert isinstance(found, type(layout))
+        assert str(result.arc_occupancy(0).dtype).endswith("float64")
     assert np.shares_memory(bind(batch, read_only, LENGTHS, backend).scores, read_only)
     assert not odd.flags.aligned and bind(batch, odd, LENGTHS, backend).scores.flags.aligned
 
@@ -203,9 +213,7 @@ def test_agree_on_any_graph(data, fsas, scale):
 @given(st.data(), graphs(), st.sampled_from([1e-5, 0.5, 1.0]))
 def test_agree_on_any_leaking_graph(data, fsa, leaky):
     scores = data.draw(score_matrices(data.draw(st.integers(0, 6))))
-    with np.errstate(divide="ignore"):
-        init = np.log(np.arange(fsa.num_states) / max(1, fsa.num_states * (fsa.num_states - 1) / 2))
-    batch = TableBatch.share(replace(compile_table(fsa, 3), leaky_log_prob=init), 2)
+    batch = TableBatch.share(data.draw(leaking_tables(fsa)), 2)
     assert_agrees(batch, np.stack([scores, 3 * scores]).astype(np.float32), leaky=leaky)
 
 

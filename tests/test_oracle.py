@@ -4,7 +4,6 @@ import itertools
 import math
 import shutil
 import subprocess
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import tolerances
 from enumeration import all_paths, enumerate_paths
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import graphs, score_matrices
+from random_graphs import graphs, leaking_tables, score_matrices
 
 from fsachain import DenominatorGraph, Fsa, TableBatch, best_path, compile_table, forward_backward, kernels
 from fsachain.recursion import log_add, log_sum, log_sum_rows
@@ -51,13 +50,7 @@ def test_reference_equals_path_enumeration(data, fsa, num_frames):
 @given(st.data(), graphs(max_states=3, max_arcs=5), st.integers(0, 3), st.sampled_from([1e-5, 0.1, 1.0]))
 def test_leaks_equal_explicit_extra_transitions(data, fsa, num_frames, leaky):
     scores = data.draw(score_matrices(num_frames))
-    init = np.array(
-        data.draw(st.lists(st.floats(0.0, 1.0), min_size=fsa.num_states, max_size=fsa.num_states))
-    )
-    init[0] += 0.25
-    with np.errstate(divide="ignore"):
-        table = replace(compile_table(fsa, NUM_PDFS), leaky_log_prob=np.log(init / init.sum()))
-    check_against_paths(table, fsa, scores, leaky)
+    check_against_paths(data.draw(leaking_tables(fsa)), fsa, scores, leaky)
 
 
 @pytest.mark.parametrize("leaky", [0.0, 1e-5, 0.1, 1.0])

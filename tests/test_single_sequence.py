@@ -9,6 +9,7 @@ import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs
+from test_backends_agree import assert_agrees
 
 from fsachain import Fsa, TableBatch, compile_table, forward_backward
 from fsachain.backends.cpu import backend as cpu
@@ -61,18 +62,6 @@ def assert_alone_as_in_a_batch(fsa, leak, scores):
         assert alone.occupancy.tobytes() == batch.occupancy[one].tobytes()
 
 
-def assert_as_the_reference(batch, leaky, scores):
-    found, wanted = (
-        forward_backward(batch, scores, leaky_hmm_coefficient=leaky, backend=name)
-        for name in ("cpu", "reference")
-    )
-    single = scores.dtype == np.float32
-    relative = tolerances.LOG_PROB_RELATIVE if single else tolerances.FLOAT64
-    assert np.allclose(found.log_prob, wanted.log_prob, rtol=relative, atol=tolerances.FLOAT64)
-    most = tolerances.OCCUPANCY if single else tolerances.FLOAT64
-    assert np.allclose(found.occupancy, wanted.occupancy, rtol=0, atol=most)
-
-
 @settings(max_examples=45)
 @given(
     leak=st.sampled_from(LEAKS),
@@ -115,7 +104,7 @@ def test_dense_graphs_of_their_own_have_the_sums_of_the_reference(leak, num_stat
     rows = kernel_table(batch.table(0), np.dtype(np.float64), Form(1), leaky > 0.0, OwnGroups).arcs.many
     assert rows.into.shared.any() and rows.back.shared.any()
     scores = scale * np.random.default_rng(seed).normal(size=(2, FRAMES, PDFS))
-    assert_as_the_reference(batch, leaky, scores.astype(dtype))
+    assert_agrees(batch, scores.astype(dtype), leaky=leaky)
 
 
 @settings(max_examples=15)
@@ -125,7 +114,7 @@ def test_graphs_without_pairs_have_the_sums_of_the_reference_alone_and_side_by_s
     table, leaky = compiled(fsa, leak, PDFS)
     assert choose_layout(table, Form(1), is_shared=True) is ArcsBothWays
     scores = (scale * np.random.default_rng(seed).normal(size=(3, FRAMES, PDFS))).astype(np.float32)
-    assert_as_the_reference(TableBatch.share(table, len(scores)), leaky, scores)
+    assert_agrees(TableBatch.share(table, len(scores)), scores, leaky=leaky)
     assert_alone_as_in_a_batch(fsa, leak, scores)
 
 
