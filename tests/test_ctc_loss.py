@@ -6,20 +6,12 @@ import warnings
 
 import numpy as np
 import pytest
+import tolerances
 import torch
 from conftest import SHARED
 from ctc_inputs import CtcBatch, batches, losses_and_gradient, random_batch
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import (
-    FLOAT64,
-    LOG_PROB_FLOOR,
-    LOG_PROB_RELATIVE,
-    OCCUPANCY,
-    PEER_COST_RELATIVE,
-    PEER_CTC_GRADIENT,
-    ROUNDING,
-)
 
 from fsachain import (
     BackendUnavailable,
@@ -50,7 +42,7 @@ def torch_losses_and_gradient(batch):
 
 
 def relative(losses):
-    return np.maximum(LOG_PROB_FLOOR, np.abs(losses))
+    return np.maximum(tolerances.LOG_PROB_FLOOR, np.abs(losses))
 
 
 @pytest.mark.parametrize("inputs", ["logits", "log_probs"])
@@ -64,9 +56,9 @@ def test_losses_and_gradients_of_logits_are_those_of_torch(inputs, batch, backen
     losses = ctc_loss(scores, *batch.arguments(), "none", zero_infinity=True, **options)
     losses.sum().backward()
     np.testing.assert_allclose(
-        losses.detach() / relative(expected), expected / relative(expected), atol=FLOAT64
+        losses.detach() / relative(expected), expected / relative(expected), atol=tolerances.FLOAT64
     )
-    np.testing.assert_allclose(leaf.grad, expected_gradient, atol=FLOAT64)
+    np.testing.assert_allclose(leaf.grad, expected_gradient, atol=tolerances.FLOAT64)
 
 
 @pytest.mark.parametrize("name", GOLDEN)
@@ -92,9 +84,12 @@ def test_values_of_torch_and_k2_are_met(name, inputs, backend):
     )
     losses.sum().backward()
     np.testing.assert_allclose(
-        losses.detach(), values["loss"], rtol=PEER_COST_RELATIVE, atol=PEER_COST_RELATIVE
+        losses.detach(),
+        values["loss"],
+        rtol=tolerances.PEER_COST_RELATIVE,
+        atol=tolerances.PEER_COST_RELATIVE,
     )
-    np.testing.assert_allclose(logits.grad, values["grad_logits"], atol=PEER_CTC_GRADIENT)
+    np.testing.assert_allclose(logits.grad, values["grad_logits"], atol=tolerances.PEER_CTC_GRADIENT)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -111,8 +106,8 @@ def test_a_loss_is_minus_log_z_of_the_graph_that_the_topology_names(topology, ba
     losses, gradient = losses_and_gradient(
         batch, inputs="log_probs", unnormalized="ignore", topology=topology, backend=backend
     )
-    np.testing.assert_allclose(losses, -log_z.detach(), rtol=FLOAT64)
-    np.testing.assert_allclose(gradient, scores.grad.transpose(0, 1), atol=FLOAT64)
+    np.testing.assert_allclose(losses, -log_z.detach(), rtol=tolerances.FLOAT64)
+    np.testing.assert_allclose(gradient, scores.grad.transpose(0, 1), atol=tolerances.FLOAT64)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -137,7 +132,7 @@ def test_a_delay_penalty_is_paid_at_the_first_frame_of_each_label(topology, dela
         topology=topology,
         backend=backend,
     )
-    assert losses[0] == pytest.approx(-math.log(total), abs=FLOAT64)
+    assert losses[0] == pytest.approx(-math.log(total), abs=tolerances.FLOAT64)
 
 
 def test_log_priors_are_taken_off_the_log_probabilities():
@@ -147,8 +142,8 @@ def test_log_priors_are_taken_off_the_log_probabilities():
     options = {"inputs": "log_probs", "unnormalized": "ignore"}
     losses, gradient = losses_and_gradient(batch, log_priors=torch.from_numpy(log_priors), **options)
     expected, expected_gradient = losses_and_gradient(shifted, **options)
-    np.testing.assert_allclose(losses, expected, rtol=ROUNDING)
-    np.testing.assert_allclose(gradient, expected_gradient, atol=FLOAT64)
+    np.testing.assert_allclose(losses, expected, rtol=tolerances.ROUNDING)
+    np.testing.assert_allclose(gradient, expected_gradient, atol=tolerances.FLOAT64)
 
 
 @pytest.mark.parametrize("inputs", ["logits", "log_probs"])
@@ -178,8 +173,8 @@ def test_one_hot_scores_rows_of_minus_infinity_and_huge_ones_give_what_the_refer
             expected, expected_gradient = losses_and_gradient(
                 case, torch.float32, backend="reference", **options
             )
-            np.testing.assert_allclose(losses, expected, rtol=LOG_PROB_RELATIVE)
-            np.testing.assert_allclose(gradient, expected_gradient, atol=OCCUPANCY)
+            np.testing.assert_allclose(losses, expected, rtol=tolerances.LOG_PROB_RELATIVE)
+            np.testing.assert_allclose(gradient, expected_gradient, atol=tolerances.OCCUPANCY)
 
 
 @given(batches(), st.sampled_from([torch.float32, torch.float64]))
@@ -283,11 +278,11 @@ def test_wrong_arguments_are_errors_that_name_them(wrong, error, message):
         ctc_loss(**arguments)
 
 
-def unnormalized_scores(dtype=torch.float32):
+def unnormalized_scores():
     scores = SCORES.clone()
     scores[4, 1] += 0.5
     scores[1, 0] += 0.01
-    return scores.to(dtype)
+    return scores
 
 
 def test_rows_that_do_not_sum_to_one_are_named_in_an_error():

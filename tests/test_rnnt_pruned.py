@@ -31,11 +31,10 @@ def near(ours, theirs, limit):
     np.testing.assert_allclose(ours.detach(), theirs, rtol=0, atol=limit)
 
 
-def am_lm(scale=1.0, dtype=torch.float64, width=11, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    am = scale * torch.randn(4, 9, width, generator=generator, dtype=torch.float64)
-    lm = scale * torch.randn(4, 6, width, generator=generator, dtype=torch.float64)
-    return am.to(dtype).requires_grad_(), lm.to(dtype).requires_grad_()
+def am_lm(scale=1.0, dtype=torch.float64, width=11):
+    generator = torch.Generator().manual_seed(0)
+    both = (torch.randn(4, size, width, generator=generator, dtype=torch.float64) for size in (9, 6))
+    return tuple((scale * x).to(dtype).requires_grad_() for x in both)
 
 
 def full_loss(logits, rnnt_type, **options):
@@ -155,9 +154,9 @@ def test_the_smoothed_scores_are_mixtures(rnnt_type, scales):
         close(mine, yours)
 
 
-def joiner_logits(ranges, seed=0):
+def joiner_logits(ranges):
     """A joiner's output at the labels of these ranges; the same for one node in all ranges."""
-    full = make_logits(seed=seed).detach()
+    full = make_logits().detach()
     index = ranges.unsqueeze(3).expand(-1, -1, -1, full.shape[3])
     return full.gather(2, index).requires_grad_()
 

@@ -30,12 +30,10 @@ class Joiner(nn.Module):
         return self.linear(self.dropout(torch.tanh(encoder_out + predictor_out)))
 
 
-def inputs(dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = (4, 9, DIM), (4, 6, DIM)
-    return [
-        torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes
-    ]
+def inputs(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    rows = (torch.randn(4, size, DIM, generator=generator, dtype=torch.float64) for size in (9, 6))
+    return [x.to(dtype).requires_grad_() for x in rows]
 
 
 def run(joiner, given, chunk_frames=None, **options):

@@ -73,11 +73,11 @@ def test_the_cpu_agrees_with_the_oracle_at_any_magnitude(topology, scale, dtype)
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=limit)
 
 
-def _padded(batch, values, filler, frames=6, labels=5):
+def _padded(batch, values, filler):
     """The same grids in boxes that hold more than the grids, the rest is `filler`."""
     count, kinds = batch.boxes.shape[:2]
     shape = (kinds, count, batch.boxes[0, 0, 3], batch.boxes[0, 0, 4])
-    wide = np.full((kinds, count, shape[2] + frames, shape[3] + labels), filler, values.dtype)
+    wide = np.full((kinds, count, shape[2] + 6, shape[3] + 5), filler, values.dtype)
     wide[:, :, : shape[2], : shape[3]] = values.reshape(shape)
     for n, (_, _, last_frame, last_label) in enumerate(batch.sizes):
         wide[:, n, last_frame + 1 :] = filler
