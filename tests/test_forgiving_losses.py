@@ -5,12 +5,12 @@ import math
 
 import numpy as np
 import pytest
-import rnnt_inputs
 import tolerances
 import torch
 from ctc_inputs import batches, losses_and_gradient, random_batch
 from hypothesis import given
 from hypothesis import strategies as st
+from rnnt_inputs import BLANK, FRAMES, LABELS, close, make_logits, make_targets, pack
 
 from fsachain import (
     ConfigError,
@@ -143,16 +143,8 @@ EACH = [
 
 
 def transducer_loss_of(logits, forgive, **options):
-    lengths = rnnt_inputs.FRAMES, rnnt_inputs.LABELS
-    return rnnt_loss(
-        logits,
-        rnnt_inputs.make_targets(),
-        *lengths,
-        rnnt_inputs.BLANK,
-        reduction="none",
-        forgive=forgive,
-        **options,
-    )
+    call = logits, make_targets(), FRAMES, LABELS, BLANK
+    return rnnt_loss(*call, reduction="none", forgive=forgive, **options)
 
 
 def probability(log_probs, target, options):
@@ -168,9 +160,9 @@ def probability(log_probs, target, options):
         weight, u = 1.0, 0
         for t, kind, _ in steps:
             p = log_probs[t, u].exp()
-            star = unit * sum(p[v] for v in range(width) if v != rnnt_inputs.BLANK)
+            star = unit * sum(p[v] for v in range(width) if v != BLANK)
             if kind == 2:
-                weight = weight * (p[rnnt_inputs.BLANK] + extra * star)
+                weight = weight * (p[BLANK] + extra * star)
             else:
                 weight = weight * (p[target[u]] + wrong * star + left_out)
                 u += 1
@@ -181,9 +173,9 @@ def probability(log_probs, target, options):
 @pytest.mark.parametrize("options", EACH)
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_a_loss_is_the_sum_over_all_paths_and_never_negative(options, backend):
-    logits, targets = rnnt_inputs.make_logits(), rnnt_inputs.make_targets()
+    logits, targets = make_logits(), make_targets()
     found = transducer_loss_of(logits, options, backend=backend).detach()
-    for n, (frames, labels) in enumerate(zip(rnnt_inputs.FRAMES, rnnt_inputs.LABELS, strict=True)):
+    for n, (frames, labels) in enumerate(zip(FRAMES, LABELS, strict=True)):
         log_probs = logits[n, :frames, : labels + 1].detach().log_softmax(dim=2)
         target = targets[n, :labels].tolist()
         wanted = -math.log(probability(log_probs, target, options))
@@ -193,7 +185,7 @@ def test_a_loss_is_the_sum_over_all_paths_and_never_negative(options, backend):
 @pytest.mark.parametrize("options", EACH)
 def test_differences_give_the_gradient_also_where_scores_are_large(options):
     for scale in (1.0, 8.0):
-        logits = rnnt_inputs.make_logits(scale)[1:3, :5, :4, :5].detach().requires_grad_()
+        logits = make_logits(scale)[1:3, :5, :4, :5].detach().requires_grad_()
 
         def loss(x):
             return rnnt_loss(x, [[0, 3, 0], [1, 0, 0]], [5, 3], [3, 1], 4, reduction="none", forgive=options)
@@ -204,20 +196,18 @@ def test_differences_give_the_gradient_also_where_scores_are_large(options):
 def test_with_infinite_penalties_loss_and_gradient_are_the_plain_ones_packed_too():
     found = []
     for options in (None, Forgiveness()):
-        logits = rnnt_inputs.make_logits()
-        packed = RNNTLoss(rnnt_inputs.BLANK, forgive=options)(
-            rnnt_inputs.pack(logits), rnnt_inputs.make_targets(), rnnt_inputs.FRAMES, rnnt_inputs.LABELS
-        )
+        logits = make_logits()
+        packed = RNNTLoss(BLANK, forgive=options)(pack(logits), make_targets(), FRAMES, LABELS)
         transducer_loss_of(logits, options).sum().backward()
         found.append((packed.item(), logits.grad))
-    rnnt_inputs.close(found[0][0], found[1][0])
-    rnnt_inputs.close(found[0][1], found[1][1])
+    close(found[0][0], found[1][0])
+    close(found[0][1], found[1][1])
 
 
 def test_impossible_scores_leave_no_trace_in_the_gradient():
     """Scores of minus infinity and a certain blank: 0 / 0 in a careless derivative."""
-    logits = rnnt_inputs.make_logits(dtype=torch.float32).detach()
-    logits[0, 2:4, :, rnnt_inputs.BLANK] = 1000.0
+    logits = make_logits(dtype=torch.float32).detach()
+    logits[0, 2:4, :, BLANK] = 1000.0
     logits[1, :, :, :3] = -math.inf
     logits.requires_grad_()
     loss = transducer_loss_of(logits, EACH[3])
@@ -230,7 +220,7 @@ def test_impossible_scores_leave_no_trace_in_the_gradient():
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_a_frame_on_which_nothing_is_possible_is_not_forgiven(options, backend):
     """All logits of it are minus infinity: no star is a label there, so that no path gets past it, as without penalties."""
-    logits = rnnt_inputs.make_logits().detach()
+    logits = make_logits().detach()
     logits[1, 2] = -math.inf
     found = []
     for way in (None, options):
@@ -247,7 +237,7 @@ def test_a_frame_on_which_nothing_is_possible_is_not_forgiven(options, backend):
 )  # fmt: skip
 def test_options_that_do_not_go_together_are_named(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
-        transducer_loss_of(rnnt_inputs.make_logits(), EACH[0], **options)
+        transducer_loss_of(make_logits(), EACH[0], **options)
 
 
 def test_what_are_no_penalties_is_refused_by_name():
