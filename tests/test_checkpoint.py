@@ -253,13 +253,3 @@ def test_a_full_disk_under_the_log_is_an_error_with_its_name(tmp_path):
     log.path.symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*train\.jsonl'"):
         log.write("epoch", epoch=1)
-
-
-def test_a_link_under_the_name_is_replaced_and_not_followed(tmp_path):
-    outside = tmp_path / "outside"
-    outside.write_text("precious")
-    (tmp_path / "link").symlink_to(outside)
-    with replacing(tmp_path / "link") as file:
-        file.write(b"new")
-    assert outside.read_text() == "precious"
-    assert not (tmp_path / "link").is_symlink()

@@ -111,6 +111,7 @@ def test_names_that_point_elsewhere_are_no_checkpoints(tmp_path):
     assert [path.name for path in list_checkpoints(folder)] == ["epoch-0002-batch-000000.safetensors"]
     Checkpoint(2, 0, 1, {"w": torch.ones(1)}).save(folder)  # over the link
     assert outside.read_text() == "precious"
+    assert not (folder / "epoch-0002-batch-000000.safetensors").is_symlink()
 
 
 # A model file that names code: nothing is imported, nothing is called.
@@ -119,11 +120,11 @@ def test_names_that_point_elsewhere_are_no_checkpoints(tmp_path):
 LOUD = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Network: pass\n"
 
 
-def claim(path, **network):
-    """A sound model whose header says that its network is another."""
+def claim(path, network, own=False):
+    """A sound model whose header says that its network is another; with its own options beside, or without."""
     MODEL.write(path)
     tensors, header = load_tensors(path)
-    header["experiment"]["network"] = network
+    header["experiment"]["network"] = (header["experiment"]["network"] if own else {}) | network
     save_tensors(path, tensors, header)
     return path
 
@@ -134,7 +135,8 @@ def claim(path, **network):
 def test_a_class_or_function_in_a_header_is_not_imported(kind, tmp_path, monkeypatch):
     (tmp_path / "loud.py").write_text(LOUD)
     monkeypatch.syspath_prepend(tmp_path)
-    path = claim(tmp_path / "model.safetensors", kind=kind, command=f"touch {tmp_path / 'ran'}")
+    network = {"kind": kind, "command": f"touch {tmp_path / 'ran'}"}
+    path = claim(tmp_path / "model.safetensors", network)
     with pytest.raises(DataError, match=rf"model\.safetensors: .*{kind}, which is not imported"):
         AcousticModel.load(path)
     assert "loud" not in sys.modules
@@ -143,7 +145,7 @@ def test_a_class_or_function_in_a_header_is_not_imported(kind, tmp_path, monkeyp
 
 def test_what_is_no_network_is_refused_even_on_the_users_word(tmp_path):
     ran = tmp_path / "ran"
-    path = claim(tmp_path / "model.safetensors", kind="os:system", command=f"touch {ran}")
+    path = claim(tmp_path / "model.safetensors", {"kind": "os:system", "command": f"touch {ran}"})
     with (
         permitted_imports(["os:system"]),
         pytest.raises(DataError, match=r"expected a class of torch\.nn\.Module"),
@@ -156,18 +158,13 @@ def test_what_is_no_network_is_refused_even_on_the_users_word(tmp_path):
     "kind", ["../../evil:Network", "a;b:C", "os:system()", "", None, ["os:system"], "x" * 10**6]
 )
 def test_a_kind_that_is_no_import_path_is_refused(kind, tmp_path):
-    path = claim(tmp_path / "model.safetensors", kind=kind)
+    path = claim(tmp_path / "model.safetensors", {"kind": kind})
     with pytest.raises(DataError, match=r"model\.safetensors: .*network\.kind"):
         AcousticModel.load(path)
 
 
 def test_weights_to_begin_with_are_not_read_when_a_model_is_loaded(tmp_path):
-    path = tmp_path / "model.safetensors"
-    MODEL.write(path)
-    tensors, header = load_tensors(path)
-    header["experiment"]["network"]["init_from"] = "/proc/self/mem"
-    save_tensors(path, tensors, header)
-    AcousticModel.load(path)
+    AcousticModel.load(claim(tmp_path / "model.safetensors", {"init_from": "/proc/self/mem"}, own=True))
 
 
 @pytest.mark.parametrize("length", [0, 7, 8, 100, -1])
@@ -200,11 +197,6 @@ def test_weights_to_begin_with_that_are_cut_short_or_no_such_file_are_refused(le
 def test_a_model_that_claims_other_sizes_than_its_weights_takes_neither_memory_nor_time(
     kind, option, value, tmp_path
 ):
-    path = tmp_path / "model.safetensors"
-    MODEL.write(path)
-    tensors, header = load_tensors(path)
-    own = header["experiment"]["network"] if kind == "tdnnf" else {}
-    header["experiment"]["network"] = {**own, "kind": kind, option: value}
-    save_tensors(path, tensors, header)
+    path = claim(tmp_path / "model.safetensors", {"kind": kind, option: value}, own=kind == "tdnnf")
     with pytest.raises(DataError, match=r"model\.safetensors: the acoustic model is not complete"):
         AcousticModel.load(path)
