@@ -10,17 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from toy_training import (
-    NUM_FEATURES,
-    NUM_PDFS,
-    Output,
-    ToyModel,
-    any_pdf,
-    config,
-    corpus,
-    one_pdf_table,
-    tdnnf,
-)
+from toy_training import NUM_FEATURES, NUM_PDFS, Output, any_pdf, config, corpus, one_pdf_table, tdnnf
 
 from fsachain.errors import DataError
 from fsachain.loss.lfmmi import LFMMILoss
@@ -75,13 +65,9 @@ def make_loss():
 
 
 def make_model(kind, dropout=0.0):
-    """ "linear", "tdnnf" with a batch normalisation over all processes, or "toy" with torch's own and dropout."""
+    """ "linear", or "tdnnf" with a batch normalisation over all processes."""
     torch.manual_seed(5)
-    if kind == "toy":
-        return ToyModel()
-    if kind == "linear":
-        return Linear()
-    return tdnnf(dropout=dropout)
+    return Linear() if kind == "linear" else tdnnf(dropout=dropout)
 
 
 @dataclass

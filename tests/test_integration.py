@@ -60,14 +60,19 @@ print("done")
 """
 
 
+def run_program(text, **names):
+    """In a process of its own; it says that it is done."""
+    here = Path(__file__).resolve().parent
+    code = text.format(paths=[str(here), str(here.parent)], **names)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
+
+
 @needs_fork
 @pytest.mark.parametrize("module", ["memory", "threads"])
 def test_a_lock_that_is_held_during_a_fork_is_free_in_the_child(module):
     """Nobody in the child would ever give it back; a child that waits for it is ended by its alarm."""
-    here = Path(__file__).resolve().parent
-    code = FORK_WHILE_LOCKED.format(paths=[str(here), str(here.parent)], module=module)
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
+    run_program(FORK_WHILE_LOCKED, module=module)
 
 
 def test_an_error_in_a_job_reaches_the_caller(monkeypatch):

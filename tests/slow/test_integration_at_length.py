@@ -5,13 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import REPOSITORY
 from loss_inputs import LENGTHS, SIZE, WIDTH, make_denominator, make_graphs, make_loss, make_output
-from test_integration import needs_fork, step
+from test_integration import needs_fork, run_program, step
 from tolerances import FEW_FLOAT32_TERMS
 from torch.utils.data import DataLoader, Dataset
 
@@ -65,10 +64,7 @@ print("done")
 @needs_fork
 def test_a_fork_while_another_thread_computes_gives_a_child_that_computes():
     """The child has one thread, whatever the parent's pool was doing, and its loss has the parent's bits."""
-    here = Path(__file__).resolve().parent.parent
-    code = FORK_WHILE_BUSY.format(paths=[str(here), str(here.parent)])
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert (result.returncode, result.stdout) == (0, "done\n"), result.stderr
+    run_program(FORK_WHILE_BUSY)
 
 
 class Items(Dataset):
@@ -126,13 +122,8 @@ print(align(2), align(20))
 
 def test_memory_of_an_alignment_does_not_grow_with_the_recording():
     """Ten times the recording, 24,000 frames of 500 outputs: 48 MB of scores, and a trellis of 260 million steps."""
-    done = subprocess.run(
-        [sys.executable, "-c", LONG_ALIGNMENT],
-        cwd=REPOSITORY / "tests",
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command, place = [sys.executable, "-c", LONG_ALIGNMENT], REPOSITORY / "tests"
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     short, long = map(float, done.stdout.split())
     assert long - short < 24.0  # MB; half of the scores alone

@@ -1,5 +1,7 @@
 """One training by several processes: the same numbers as by one, no hang, one set of files. By gloo, on this machine."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 import tolerances
@@ -20,17 +22,15 @@ NAMES = sorted(BY_ID)
 
 @pytest.fixture(scope="module")
 def pair():
-    group = Group(2)
-    yield group
-    group.close()
+    with closing(Group(2)) as group:
+        yield group
 
 
 @pytest.fixture
 def doomed():
     """Two processes that one test may break; they wait for each other for a few seconds only."""
-    group = Group(2, timeout=5.0)
-    yield group
-    group.close()
+    with closing(Group(2, timeout=5.0)) as group:
+        yield group
 
 
 def assert_same_step(shared, alone):
@@ -95,16 +95,13 @@ def test_a_process_with_fewer_micro_batches_makes_the_passes_of_the_other(pair):
 
 
 def test_four_processes_give_what_one_gives(tmp_path):
-    group = Group(4)
-    try:
+    with closing(Group(4)) as group:
         parts = [[["utt00", "utt05"]], [["utt01"]], [], [["utt02"], ["utt03", "utt04"]]]
         shared = group.ask(gradient, [("linear", part, "float32") for part in parts])
         every = [name for part in parts for names in part for name in names]
         assert_same_step(shared, gradient(World.alone(), ("linear", [every], "float32")))
         results = group.ask(train, plans(tmp_path, 4, options={"batch_size": 3, "num_epochs": 1}))
         assert all(isinstance(result, Trained) for result in results), results
-    finally:
-        group.close()
 
 
 @pytest.mark.parametrize(("kind", "batch_size"), [("tdnnf", 5), ("linear", 5), ("tdnnf", 1)])
@@ -210,7 +207,7 @@ def test_a_training_in_micro_batches_is_that_in_batches(micro_batch, tmp_path):
     ]
 
 
-def test_two_processes_end_with_the_model_that_one_ends_with(tmp_path):
+def test_two_processes_end_with_the_model_that_one_ends_with(pair, tmp_path):
     """The second has no checkpoint to read, and all the same makes every average and evaluation with the first."""
     options = {
         "optimizer": OptimizerConfig(
@@ -222,11 +219,7 @@ def test_two_processes_end_with_the_model_that_one_ends_with(tmp_path):
     }
     (alone_plan,) = plans(tmp_path / "alone", 1, options=options)
     train(World.alone(), alone_plan)
-    group = Group(2)
-    try:
-        first, second = group.ask(train, plans(tmp_path / "shared", 2, options=options))
-    finally:
-        group.close()
+    first, second = pair.ask(train, plans(tmp_path / "shared", 2, options=options))
     for name, value in first.state.items():
         assert torch.equal(value, second.state[name]), name
     assert first.dev["objf"] == second.dev["objf"]

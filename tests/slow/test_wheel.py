@@ -48,8 +48,9 @@ def installed_python(tmp_path_factory):
     for name in SOURCES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "--wheel-dir", folder, source], check=True, env=clean_environment())
+    pip, options = [sys.executable, "-m", "pip"], {"check": True, "env": clean_environment()}
+    build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source]
+    subprocess.run([*pip, *build], **options)
     (wheel,) = folder.glob("fsachain-*.whl")
 
     environment = folder / "bare"
@@ -59,18 +60,8 @@ def installed_python(tmp_path_factory):
     # this package beside the borrowed ones stays invisible.
     site = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        python,
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-    ]
-    subprocess.run([*install, wheel], check=True, env=clean_environment())
+    install = ["--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel]
+    subprocess.run([*pip, *install], **options)
     return python
 
 
