@@ -8,7 +8,6 @@ import importlib
 import re
 import shlex
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -23,45 +22,37 @@ from fsachain.decode.wer import read_text
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-# The tutorial has commands between its programs: a test of its own runs both.
+TUTORIAL = DOCS / "tutorial.md"  # which has commands between its programs: a test of its own runs both
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 _BLOCK = re.compile(
-    r"(?:^<!-- not run: (?P<reason>[^\n]+?) -->\n)?^```python[^\n]*\n(?P<code>.*?)^```",
+    r"(?P<skipped>^<!-- not run: [^\n]+? -->\n)?^```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^```",
     re.DOTALL | re.MULTILINE,
 )
 
 
-@dataclass(frozen=True)
-class Program:
-    """A program, the line that it begins in, and why it is not run, if it is not."""
-
-    code: str
-    line: int
-    reason: str | None
-
-
-def programs(page):
-    text = page.read_text(encoding="utf-8")
+def blocks(page):
+    """(whether it cannot run here, language, text behind as many empty lines as stand before it on the page) of each."""
+    whole = page.read_text(encoding="utf-8")
     return [
-        Program(match["code"], text.count("\n", 0, match.start("code")) + 1, match["reason"])
-        for match in _BLOCK.finditer(text)
-    ]
+        (match["skipped"] is not None, match["language"], "\n" * whole.count("\n", 0, match.start("text")) + match["text"])
+        for match in _BLOCK.finditer(whole)
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in PAGES if programs(page) and page.name != "tutorial.md"],
+    [page for page in PAGES if page != TUTORIAL and any(language == "python" for _, language, _ in blocks(page))],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
-)
+)  # fmt: skip
 def test_programs_of_a_page_run_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     given = docs_inputs.GIVEN.get(page.name)
     names = {} if given is None else given(tmp_path)
-    for program in programs(page):
-        blank = "\n" * (program.line - 1)  # so that a traceback has the line of the page
-        code = compile(blank + program.code, str(page), "exec")
-        if program.reason is None:
-            exec(code, names)
+    for skipped, language, text in blocks(page):
+        if language == "python":
+            code = compile(text, str(page), "exec")
+            if not skipped:
+                exec(code, names)
 
 
 def test_every_public_name_is_on_one_page_of_the_api():
@@ -75,13 +66,11 @@ def test_every_public_name_is_on_one_page_of_the_api():
 # The tutorial's commands and programs, in their order, on a few recorded digits: a reader who copies them gets a report.
 
 
-TUTORIAL = Path(__file__).resolve().parents[2] / "docs" / "tutorial.md"
 UTTERANCES = {"jackson": 9, "lucas": 9, "nicolas": 9, "theo": 3, "yweweler": 3}
 SMALLER = {
     "network": {"channels": 32, "bottleneck": 16},
     "train": {"num_epochs": 2, "batch_size": 9, "num_threads": 1},
 }
-TUTORIAL_BLOCK = re.compile(r"(<!-- not run: [^\n]+ -->\n)?```(\w+)\n(.*?)```", re.DOTALL)
 
 
 def write_table(digits, folder):
@@ -103,7 +92,7 @@ def test_ten_steps_lead_from_recordings_to_a_report(shared, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     write_table(shared / "data" / "digits", tmp_path)
     commands = []
-    for skipped, language, text in TUTORIAL_BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
+    for skipped, language, text in blocks(TUTORIAL):
         if skipped:
             continue
         if language == "python":
@@ -115,7 +104,7 @@ def test_ten_steps_lead_from_recordings_to_a_report(shared, tmp_path, monkeypatc
             Path("config.yaml").write_text(yaml.safe_dump(config))
         else:
             assert language == "sh"
-            for line in text.splitlines():
+            for line in filter(None, text.splitlines()):
                 assert run_command(*shlex.split(line)[1:]) == 0, (line, capsys.readouterr())
                 commands.append(line.split()[1])
     assert commands[-1] == "report"
