@@ -128,24 +128,13 @@ train:
 """
 
 
-def trained(fsachain, place, text):
-    (place / "config.yaml").write_text(text)
-    lang, den = ("--lang", place / "lang"), ("--den", place / "den")
-    numerators = place / "numerators.npz"
-    fsachain.ok("num-graphs", place / "data", numerators, *lang, *den)
-    status, _, errors = fsachain(
-        "train", place / "data", numerators, place / "model", *lang, *den, "--config", place / "config.yaml"
-    )
-    return status, errors
-
-
-def test_a_configuration_with_schedules_trains_as_it_says(fsachain, recorded):
-    status, errors = trained(fsachain, recorded, SECTIONS)
-    assert status == 0, errors
-    events = list(read_log(recorded / "model" / "train.jsonl"))
+def test_a_configuration_with_schedules_trains_as_it_says(fsachain, train, ready):
+    (ready / "small.yaml").write_text(SECTIONS)
+    status, told, _ = train(ready / "num.npz", "model")
+    assert status == 0, told
+    events = list(read_log(ready / "model" / "train.jsonl"))
     last = [event for event in events if event["event"] == "epoch"][-1]
     assert (last["leaky_hmm_coefficient"], last["denominator_scale"]) == (0.01, 1.0)
     assert (last["xent_regularize"], last["dropout"]) == (0.1, 0.0)
     assert "l2_regularize" not in last  # it does not change
-    output = fsachain.ok("info", recorded / "model" / "model.safetensors").out
-    assert output
+    assert fsachain.ok("info", ready / "model" / "model.safetensors").out
