@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import docs_inputs
 import numpy as np
 import pytest
 import tolerances
@@ -24,11 +25,8 @@ from plot_inputs import (
     small_fsa,
 )
 
-from fsachain import ConfigError, DataError, DenominatorGraph, Fsa, ShapeError, rnnt_lattice
-from fsachain.graph.context import ContextTree
-from fsachain.graph.lexicon import Lexicon
+from fsachain import ConfigError, DataError, Fsa, ShapeError, rnnt_lattice
 from fsachain.graph.numerator import build_numerator
-from fsachain.graph.topology import Topology
 from fsachain.plot import (
     OccupancyPanel,
     TrellisPair,
@@ -87,25 +85,13 @@ def test_a_planted_best_path_is_drawn_at_its_places():
 
 
 @pytest.fixture(scope="module")
-def acoustic():
-    """A language of two words, its denominator and a numerator."""
-    from fsachain.graph.denominator import build_denominator
-    from fsachain.graph.phone_lm import estimate_phone_lm
-
-    lexicon = Lexicon.characters([["ab"], ["ba"]])
-    tree = ContextTree.monophone(lexicon.phones, Topology.chain())
-    sequences = [
-        [lexicon.phone_id(p) for p in word] for word in (["a", "b"], ["b", "a"], ["a", "b", "b", "a"])
-    ]
-    denominator = DenominatorGraph(
-        build_denominator(
-            estimate_phone_lm(sequences, ngram_order=2, no_prune_ngram_order=1, num_extra_lm_states=0), tree
-        ),
-        tree.num_pdfs,
-    )
-    numerator = build_numerator(["ab"], lexicon, tree, normalization=denominator.normalization_fsa())
+def acoustic(tmp_path_factory):
+    """Scores of nine frames, a numerator of two words, a denominator and its tree."""
+    language = docs_inputs.phone_graphs(tmp_path_factory.mktemp("language"))
+    lexicon, tree, normalization = language["lexicon"], language["tree"], language["normalization"]
+    numerator = build_numerator(["ask", "now"], lexicon, tree, normalization=normalization)
     scores = np.random.default_rng(5).normal(0, 2, (9, tree.num_pdfs))
-    return scores, numerator, denominator, tree
+    return scores, numerator, language["denominator"], tree
 
 
 def test_the_third_panel_is_the_difference_of_the_first_two(acoustic):
