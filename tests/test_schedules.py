@@ -7,12 +7,11 @@ import tolerances
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from loss_inputs import LENGTHS, make_denominator, make_graphs, make_loss, make_output
 from torch import nn
 from toy_training import ToyModel
 
-from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError
-from fsachain.fsa import Fsa
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.train.config import TrainConfig
 from fsachain.train.optimizer import Schedules, dropout_setters, make_optimizer
@@ -104,16 +103,6 @@ def schedules_for(model, loss, options, **training):
     return Schedules(model, loss, make_optimizer(model, config.optimizer), config, options)
 
 
-def denominator(leaky=0.1):
-    """Two states that follow each other, two pdfs."""
-    arcs = Fsa(2, [0, 0, 1, 1], [0, 1, 1, 0], [0, 1, 1, 0], [-0.5, -1.0, -0.7, -0.6], [0.0, 0.0])
-    return LFMMILoss(DenominatorGraph(arcs, 2), leaky_hmm_coefficient=leaky)
-
-
-def numerator():
-    return Fsa(2, [0, 0, 1], [0, 1, 1], [0, 1, 1], [0.0, 0.0, 0.0], [-float("inf"), 0.0])
-
-
 def test_all_that_drops_in_a_network_is_set():
     attention = nn.MultiheadAttention(4, 2, dropout=0.1)
     network = nn.ModuleList(
@@ -138,11 +127,11 @@ def test_all_that_drops_in_a_network_is_set():
 
 def test_a_dropout_schedule_for_a_network_that_drops_nothing_is_refused():
     with pytest.raises(ConfigError, match="nothing in Linear drops anything"):
-        schedules_for(nn.Linear(2, 2), denominator(), {}, dropout_schedule=0.1)
+        schedules_for(nn.Linear(2, 2), make_loss(), {}, dropout_schedule=0.1)
 
 
 def test_everything_is_set_by_the_step_alone():
-    model, loss = ToyModel(), denominator()
+    model, loss = ToyModel(), make_loss()
     options = {
         "denominator_scale": Schedule.parse("0.5,1@0.5,1"),
         "leaky_hmm_coefficient": Schedule.parse("0.1,0"),
@@ -161,9 +150,7 @@ def test_everything_is_set_by_the_step_alone():
 
 
 def test_an_adjusted_loss_is_the_loss_that_was_made_so():
-    torch.manual_seed(2)
-    scores, lengths, numerators = torch.randn(2, 7, 2, requires_grad=True), [7, 5], [numerator(), numerator()]
-    graph = next(iter(denominator().denominators.values()))
+    scores, lengths, numerators, graph = make_output(), LENGTHS, make_graphs(), make_denominator()
     options = {"leaky_hmm_coefficient": 1e-3, "denominator_scale": 0.7, "l2_regularize": 0.01, "boost": 0.1}
     adjusted = LFMMILoss(graph)
     adjusted(scores, lengths, numerators)
