@@ -7,16 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import soundfile
+import tolerances
 from numpy.typing import NDArray
-from tolerances import (
-    FBANK,
-    FEW_FLOAT32_TERMS,
-    NOISE_DECIBELS,
-    NORMALISED_MEAN,
-    NORMALISED_VARIANCE,
-    SPEED_HERTZ,
-    SPEED_SAMPLES,
-)
 
 from fsachain.data.audio import Perturbation, change_speed
 from fsachain.data.augment import AugmentConfig, augment, augment_all, shift_frames, warp_frequencies
@@ -65,7 +57,9 @@ def test_fbank_is_the_log_of_mel_filtered_power(config):
     length = config.sample_rate // 40
     for t in (5, 20):
         first = t * shift + shift // 2 - length // 2
-        np.testing.assert_allclose(features[t], kaldi_fbank_frame(samples, first, config), atol=FBANK)
+        np.testing.assert_allclose(
+            features[t], kaldi_fbank_frame(samples, first, config), atol=tolerances.FBANK
+        )
 
 
 def test_mfcc_keeps_the_asked_number_of_coefficients():
@@ -95,16 +89,18 @@ def test_sizes_are_those_of_most_recordings(tmp_path):
 def test_speed_changes_length_and_pitch_by_its_factor(speed):
     tone = np.sin(2 * np.pi * 500 * np.arange(8000) / 8000).astype(np.float32)
     changed = change_speed(tone, speed)
-    assert len(changed) == pytest.approx(8000 / speed, abs=SPEED_SAMPLES)
+    assert len(changed) == pytest.approx(8000 / speed, abs=tolerances.SPEED_SAMPLES)
     peak = np.argmax(np.abs(np.fft.rfft(changed * np.hanning(len(changed))))) * 8000 / len(changed)
-    assert peak == pytest.approx(500 * speed, abs=SPEED_HERTZ)
+    assert peak == pytest.approx(500 * speed, abs=tolerances.SPEED_HERTZ)
 
 
 def test_volume_is_drawn_once_per_utterance_within_its_range():
     samples = noise(0.1, 8000)
     perturbation = Perturbation(volume=(0.5, 2.0), seed=3)
     gains = np.stack([perturbation.apply(samples, f"u{i}") / samples for i in range(50)])
-    np.testing.assert_allclose(gains, gains[:, :1].repeat(len(samples), axis=1), rtol=FEW_FLOAT32_TERMS)
+    np.testing.assert_allclose(
+        gains, gains[:, :1].repeat(len(samples), axis=1), rtol=tolerances.FEW_FLOAT32_TERMS
+    )
     gains = gains[:, 0]
     assert 0.5 <= min(gains) < 0.7 and 1.5 < max(gains) <= 2.0
     np.testing.assert_array_equal(perturbation.apply(samples, "u7"), perturbation.apply(samples, "u7"))
@@ -121,7 +117,10 @@ def test_noise_has_the_ratio_that_is_drawn_and_a_colour_of_its_own():
         power = np.abs(np.fft.rfft(added)) ** 2
         octaves = [np.log2(power[low : 2 * low].mean()) for low in (125, 250, 500, 1000, 2000)]
         slopes.append(np.polyfit(range(5), octaves, 1)[0] * 10 * np.log10(2))
-    assert 10 - NOISE_DECIBELS < min(ratios) < 12 and 18 < max(ratios) < 20 + NOISE_DECIBELS
+    assert (
+        10 - tolerances.NOISE_DECIBELS < min(ratios) < 12
+        and 18 < max(ratios) < 20 + tolerances.NOISE_DECIBELS
+    )
     assert -7 < min(slopes) < -4 and 4 < max(slopes) < 7
     first, same, other = (one.apply(samples, "u7") for one in (*draws[:1] * 2, draws[1]))
     np.testing.assert_array_equal(first, same)
@@ -152,15 +151,17 @@ def test_normalised_features_have_mean_zero_and_variance_one_over_their_scope(sc
         groups.setdefault({"global": 0, "speaker": speaker, "utterance": i}[scope], []).append(features)
     for group in groups.values():
         frames = np.concatenate(group)
-        np.testing.assert_allclose(frames.mean(axis=0), 0.0, atol=NORMALISED_MEAN)
-        np.testing.assert_allclose(frames.var(axis=0), 1.0, atol=NORMALISED_VARIANCE)
+        np.testing.assert_allclose(frames.mean(axis=0), 0.0, atol=tolerances.NORMALISED_MEAN)
+        np.testing.assert_allclose(frames.var(axis=0), 1.0, atol=tolerances.NORMALISED_VARIANCE)
 
 
 def test_mean_normalisation_keeps_the_variance():
     speaker, features = matrices()[1]
     normalised = Cmvn(CmvnConfig("utterance", "mean")).apply(features, speaker)
-    np.testing.assert_allclose(normalised.mean(axis=0), 0.0, atol=NORMALISED_MEAN)
-    np.testing.assert_allclose(normalised.var(axis=0), features.var(axis=0), rtol=NORMALISED_VARIANCE)
+    np.testing.assert_allclose(normalised.mean(axis=0), 0.0, atol=tolerances.NORMALISED_MEAN)
+    np.testing.assert_allclose(
+        normalised.var(axis=0), features.var(axis=0), rtol=tolerances.NORMALISED_VARIANCE
+    )
 
 
 def test_constant_feature_stays_finite():
