@@ -73,11 +73,15 @@ class CommandLine:
         captured = self.capsys.readouterr()
         return Outcome(status, captured.out, captured.err)
 
+    def ends(self, status: int, line: str, *others: object) -> Outcome:
+        """Of a command that has to end with this status."""
+        outcome = self(line, *others)
+        assert outcome.status == status, outcome.err
+        return outcome
+
     def ok(self, line: str, *others: object) -> Outcome:
         """Of a command that has to succeed."""
-        outcome = self(line, *others)
-        assert outcome.status == 0, outcome.err
-        return outcome
+        return self.ends(0, line, *others)
 
 
 @pytest.fixture

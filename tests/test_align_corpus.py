@@ -46,6 +46,10 @@ EXPECTED = {
 }
 
 
+def rows_of(out):
+    return [json.loads(line) for line in (out / "aligned.jsonl").read_text().splitlines()][1:]
+
+
 def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, model, corpus, tmp_path):  # noqa: F811
     out = tmp_path / "out"
     command = f"align-corpus {corpus} {out} --model {model} --strict"
@@ -58,7 +62,7 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
         ("empty", "transcript is empty"),
     ):
         assert any(name in line and reason in line for line in printed.splitlines()), name
-    rows = [json.loads(line) for line in (out / "aligned.jsonl").read_text().splitlines()][1:]
+    rows = rows_of(out)
     assert {row["utterance"]: [word["label"] for word in row["words"]] for row in rows} == EXPECTED
     assert len(read_ctm(out / "words.ctm")) == 11
     grid = textgrid.openTextgrid(str(out / "bob b" / "long.TextGrid"), includeEmptyIntervals=False)
@@ -77,7 +81,7 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
     (corpus / "ann" / "one.lab").write_text("no no no")
     record(corpus / "ann" / "two.wav", 16000, 2, seconds=4.0)
     assert fsachain(command)[0] == 3
-    again = [json.loads(line) for line in (out / "aligned.jsonl").read_text().splitlines()][1:]
+    again = rows_of(out)
     changed = ("ann-one", "ann-two")
     assert [row for row in again if row["utterance"] not in changed] == [
         row for row in rows if row["utterance"] not in changed
@@ -95,7 +99,7 @@ def test_a_corpus_without_a_model_trains_its_own(fsachain, corpus, tmp_path):
     assert status == 3, errors
     assert "5 utterances aligned" in printed
     assert (out / "second" / "model" / "model.safetensors").is_file()
-    rows = [json.loads(line) for line in (out / "aligned.jsonl").read_text().splitlines()][1:]
+    rows = rows_of(out)
     assert {row["utterance"] for row in rows} == set(EXPECTED)
     assert {phone["label"] for row in rows for phone in row["phones"]} <= {"SIL", *"yesnouhard"}
 

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import soundfile
-from cli_fixtures import save_untrained
+from cli_fixtures import assert_one_line, save_untrained
 
 from fsachain.cli.resources import Resources
 from fsachain.errors import DataError, counted
@@ -58,28 +58,17 @@ def command(name, corpus):
 
 
 TABLES_ALONE = ("num-graphs", "num-tables")
-WITH_RECORDINGS = [
-    "decode",
-    "align",
-    "supervise",
-    "keyword",
-    "suspicious",
-    "mend",
-    "rescore",
-    "tie-tree",
-    "kaldi outputs",
-]
+WITH_RECORDINGS = ["decode", "align", "supervise", "keyword", "suspicious", "mend", "rescore", "tie-tree"]
 
 
-@pytest.mark.parametrize("name", [*WITH_RECORDINGS, *TABLES_ALONE])
+@pytest.mark.parametrize("name", [*WITH_RECORDINGS, "kaldi outputs", *TABLES_ALONE])
 def test_usable_utterances_are_done_the_others_listed_and_the_status_says_so(fsachain, broken, name):
     """The policy "stop" ends the command before it writes anything."""
     words, made, listed = command(name, broken)
-    status, out, err = fsachain(*words, "--bad-data", "stop")
-    assert status == 1 and not made.exists()
-    assert "--bad-data is stop" in err and "u5" in out
-    status, out, err = fsachain(*words)
-    assert status == 3, err
+    stopped = fsachain(*words, "--bad-data", "stop")
+    assert_one_line(stopped, "--bad-data is stop")
+    assert "u5" in stopped.out and not made.exists()
+    _, out, err = fsachain.ends(3, *words)
     assert made.is_file()
     faults = [json.loads(line) for line in listed.read_text().splitlines()]
     found = {fault["id"]: fault["kind"] for fault in faults}
@@ -94,7 +83,7 @@ def test_usable_utterances_are_done_the_others_listed_and_the_status_says_so(fsa
 
 def test_what_is_left_out_is_not_scored(fsachain, broken):
     words, _, _ = command("decode", broken)
-    assert fsachain(*words)[0] == 3
+    fsachain.ends(3, *words)
     report = json.loads((broken / "out" / "wer.json").read_text())
     assert report["total"]["utterances"] == len(USABLE)
     assert not report["missing"]
@@ -103,7 +92,7 @@ def test_what_is_left_out_is_not_scored(fsachain, broken):
 
 def test_a_list_of_faults_goes_when_the_faults_do(fsachain, broken):
     words, _, listed = command("align", broken)
-    assert fsachain(*words)[0] == 3
+    fsachain.ends(3, *words)
     assert listed.exists()
     for number in (2, 3, 5):
         soundfile.write(broken / "data" / f"{number}.wav", np.full(8000, 0.1), 8000)
@@ -116,9 +105,7 @@ def test_an_utterance_can_be_drawn_whatever_is_wrong_with_others(fsachain, broke
     words = ["plot", "trellis", broken / "model.safetensors", broken / "data", broken / "one.png"]
     words += ["--lang", broken / "lang", "--den", broken / "den", "--utterance"]
     fsachain.ok(*words, "u1")
-    status, _, err = fsachain(*words, "u5")
-    assert status == 1
-    assert "u5" in err
+    assert_one_line(fsachain(*words, "u5"), "u5")
 
 
 def test_faults_of_several_data_sets_add_up(broken):
@@ -142,13 +129,12 @@ RESULTS = {
 def test_a_folder_holds_the_results_of_one_run(fsachain, broken, name):
     """Those of an earlier run are gone where a later one fails, and a tuning where a later one tunes nothing."""
     words, made, _ = command(name, broken)
-    assert fsachain(*words).status == 3
+    fsachain.ends(3, *words)
     assert {path.name for path in made.parent.iterdir()} == {*RESULTS[name], "faults.jsonl"}
     if name == "decode":
-        assert fsachain(*words[: words.index("--dev")]).status == 3
+        fsachain.ends(3, *words[: words.index("--dev")])
         assert {path.name for path in made.parent.iterdir()} == {*RESULTS[name][:3], "faults.jsonl"}
     (broken / "data" / "1.wav").unlink()
     (broken / "data" / "4.wav").unlink()
-    outcome = fsachain(*words)
-    assert outcome.status == 1 and "no utterance is left" in outcome.err
+    assert_one_line(fsachain(*words), "no utterance is left")
     assert [path.name for path in made.parent.iterdir()] == ["faults.jsonl"]  # of this run

@@ -43,8 +43,7 @@ def record(path, rate=RATE, channels=1, seconds=SECONDS):
 @pytest.mark.parametrize("form", ["kaldi", "openfst"])
 def test_decode_keeps_lattices_whose_best_words_are_those_that_are_scored(fsachain, model, tmp_path, form):
     data, out = said_by_noise(tmp_path / "said"), tmp_path / "out"
-    status, told, errors = fsachain("decode", model, data, out, "--lattices", form)
-    assert status == 0, errors
+    told = fsachain.ok("decode", model, data, out, "--lattices", form).out
     assert "transcripts: 3 of 3 words (100.0 %), 2 different ones, are not in the language model" in told
     assert "most often: nobody 2, knows 1" in told
     names = [line.split()[0] for line in (out / "words.txt").read_text().splitlines()]
@@ -64,8 +63,8 @@ def test_decode_keeps_lattices_whose_best_words_are_those_that_are_scored(fsacha
 
 @pytest.mark.parametrize("option", [("--open-vocabulary",), ("--unknown-word-penalty", 2)])
 def test_mending_refuses_options_of_words_that_are_spelt(fsachain, model, tmp_path, option):
-    status, _, errors = fsachain("mend", model, said_by_noise(tmp_path / "said"), tmp_path / "out", *option)
-    assert status == 2 and f"{option[0]}: transcripts are mended with words of the lexicon alone" in errors
+    errors = fsachain.ends(2, "mend", model, said_by_noise(tmp_path / "said"), tmp_path / "out", *option).err
+    assert f"{option[0]}: transcripts are mended with words of the lexicon alone" in errors
 
 
 def said_by_noise(folder):
@@ -131,9 +130,7 @@ def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, m
 
 def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tmp_path):
     path = record(tmp_path / "long.wav", seconds=12.0)
-    status, output, _ = fsachain("transcribe", model, path, "--format", "json", "--max-seconds", "2")
-    found = words_of(output)
-    assert status == 0
+    found = words_of(fsachain.ok("transcribe", model, path, "--format", "json", "--max-seconds", "2").out)
     assert found[-1]["end"] > 10.0
     assert all(a["end"] <= b["start"] + 1e-3 for a, b in itertools.pairwise(found))
 
@@ -141,10 +138,8 @@ def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tm
 def test_files_that_cannot_be_read_are_named_and_the_others_transcribed(fsachain, model, tmp_path):
     good = record(tmp_path / "good.wav")
     (tmp_path / "bad.wav").write_text("not audio")
-    status, output, errors = fsachain(
-        "transcribe", model, tmp_path / "absent.wav", tmp_path / "bad.wav", good, "--format", "text"
-    )
-    assert status == 3
+    paths = tmp_path / "absent.wav", tmp_path / "bad.wav", good
+    _, output, errors = fsachain.ends(3, "transcribe", model, *paths, "--format", "text")
     assert output.startswith("good ")
     assert "absent.wav': no such file" in errors
     assert "bad.wav': cannot be read" in errors

@@ -173,8 +173,7 @@ def test_the_command_lists_faults_and_its_status_follows_the_policy(fsachain, co
     step = ("validate", corpus, "--config", corpus.parent / "small.yaml")
     assert fsachain(*step)[:2] == (0, "5 utterances can be trained on, 0 faults\n")
     break_two(corpus)
-    status, out, err = fsachain(*step, "--out", corpus.parent / "faults.jsonl")
-    assert status == EXIT_USER_ERROR
+    _, out, err = fsachain.ends(EXIT_USER_ERROR, *step, "--out", corpus.parent / "faults.jsonl")
     assert "3 utterances can be trained on, 2 faults" in out
     assert "1  missing file" in out
     assert err.count("\n") == 1
@@ -183,7 +182,7 @@ def test_the_command_lists_faults_and_its_status_follows_the_policy(fsachain, co
     fsachain.ok(*step, "--policy", "exclude")
     for n in (3, 4, 5):
         (corpus / f"{n}.wav").unlink()
-    assert fsachain(*step, "--policy", "exclude")[0] == EXIT_USER_ERROR
+    fsachain.ends(EXIT_USER_ERROR, *step, "--policy", "exclude")
 
 
 @pytest.fixture
@@ -203,11 +202,9 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     (corpus / "utt2spk").write_text((corpus / "utt2spk").read_text() + "u6 anna\n")
     (corpus / "text").write_text((corpus / "text").read_text() + "u6 maybe\n")
     model = corpus.parent / "model"
-    status, _, err = fsachain(*training, "--bad-data", "stop")
-    assert status == EXIT_USER_ERROR and "train.bad_data is 'stop'" in err
+    assert "train.bad_data is 'stop'" in fsachain.ends(EXIT_USER_ERROR, *training, "--bad-data", "stop").err
     assert not (model / "model.safetensors").exists()
-    status, _, err = fsachain(*training)
-    assert status == 3, err
+    err = fsachain.ends(3, *training).err
     log = [event for event in read_log(model / "train.jsonl") if event["event"] == "start"][-1:]
     assert {entry["id"]: entry["kind"] for entry in log[0]["excluded"]} == {
         "u1": "missing file",
@@ -223,12 +220,9 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     assert "1  sampling rate" in err
     for path in corpus.glob("*.wav"):
         path.unlink()
-    status, _, err = fsachain(*training)
-    last = err.splitlines()[-1]
-    assert status == EXIT_USER_ERROR and err.count("error: ") == 1
-    assert last.startswith(
-        "error: training set: no utterance is left; the first: utterance 'u6': word 'maybe'"
-    )
+    err = fsachain.ends(EXIT_USER_ERROR, *training).err
+    told = "error: training set: no utterance is left; the first: utterance 'u6': word 'maybe'"
+    assert err.splitlines()[-1].startswith(told) and err.count("error: ") == 1
 
 
 def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, training, corpus):
@@ -242,18 +236,14 @@ def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, traini
     content = bytearray(shard.read_bytes())
     content[100] ^= 1
     shard.write_bytes(content)
-    status, out, _ = fsachain(*words, top / "tables")
-    assert status == EXIT_USER_ERROR
-    assert "00000.tables" in out
-    assert "is damaged" in out
-    status, _, err = fsachain("train", corpus, top / "tables", top / "model", *lang, "--den", top / "den")
-    assert status == EXIT_USER_ERROR
-    assert "00000.tables" in err
+    out = fsachain.ends(EXIT_USER_ERROR, *words, top / "tables").out
+    assert "00000.tables" in out and "is damaged" in out
+    train = ("train", corpus, top / "tables", top / "model", *lang, "--den", top / "den")
+    assert "00000.tables" in fsachain.ends(EXIT_USER_ERROR, *train).err
     assert not (top / "model" / "checkpoints").exists()
     fsachain.ok("num-tables", corpus, top / "tables", *lang)
     fsachain.ok(*words, top / "tables")
     (corpus / "text").write_text((corpus / "text").read_text().replace("u1 yes", "u1 no"))
     for numerators in (top / "tables", top / "num.npz"):
-        status, out, _ = fsachain(*words, numerators)
-        assert status == EXIT_USER_ERROR
+        out = fsachain.ends(EXIT_USER_ERROR, *words, numerators).out
         assert "has changed since its numerator was made" in out

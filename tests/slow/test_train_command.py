@@ -70,11 +70,9 @@ def test_chunks_and_options_of_streaming_without_it_are_refused(fsachain, train,
     assert status == 1
     assert "--stream" in told
     status, told, _ = train(ready / "tables", "out", "--shards-at-once", "2")
-    assert status == 2
-    assert "--shards-at-once goes with --stream" in told
+    assert status == 2 and "--shards-at-once goes with --stream" in told
     status, told, _ = train(ready / "tables", "other", "--stream", "--shards-at-once", "2")
-    assert status == 1
-    assert "several shards" in told
+    assert status == 1 and "several shards" in told
 
 
 def test_cuts_and_shards_train_the_model_of_the_kaldi_directory(fsachain, ready):
