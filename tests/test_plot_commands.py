@@ -1,11 +1,11 @@
 """The commands that draw, and the TextGrids of `fsachain align`: from the files of an experiment, mistakes in one line."""
 
 import json
+import shutil
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import soundfile
 from cli_fixtures import run_command as run
 from cli_fixtures import save_untrained
 from plot_inputs import epoch, lattice_inputs
@@ -15,27 +15,18 @@ from fsachain.decode.ctm import read_ctm, textgrid_name
 from fsachain.fsa import Fsa
 from fsachain.plot import save_figure
 
-CONFIG = "phone_lm: {ngram_order: 2}\nfeatures: {sample_rate: 8000, num_mel_bins: 8}\n"
 TEXT = {"u1": "yes no", "u2": "no", "a/../b": "no no yes"}
 
 
 @pytest.fixture(scope="module")
-def exp(tmp_path_factory):
+def exp(stages, tmp_path_factory):
     """An experiment of three utterances of noise and an untrained network."""
-    root = tmp_path_factory.mktemp("exp")
-    (root / "config.yaml").write_text(CONFIG)
-    (root / "lexicon.txt").write_text("yes Y EH S\nno N OW\n")
-    (root / "data").mkdir()
-    (root / "data" / "text").write_text("".join(f"{name} {words}\n" for name, words in TEXT.items()))
-    (root / "data" / "utt2spk").write_text("".join(f"{name} s{k}\n" for k, name in enumerate(TEXT)))
-    noise = np.random.default_rng(1).normal(0, 0.1, (3, 8000))
-    for number, samples in enumerate(noise):
-        soundfile.write(root / "data" / f"{number}.wav", samples, 8000)
-    (root / "data" / "wav.scp").write_text("".join(f"{name} {k}.wav\n" for k, name in enumerate(TEXT)))
-    lang, config = ("--lang", root / "lang"), ("--config", root / "config.yaml")
-    assert run("lang", root / "lexicon.txt", root / "lang", *config) == 0
-    assert run("phone-lm", root / "data" / "text", root / "phone_lm.fst", *lang, *config) == 0
-    assert run("den-graph", root / "phone_lm.fst", root / "graphs", *lang) == 0
+    root = shutil.copytree(stages("recorded"), tmp_path_factory.mktemp("exp"), dirs_exist_ok=True)
+    for table, row in (("text", "{1}"), ("utt2spk", "s{0}"), ("wav.scp", "{0}.wav")):
+        rows = (f"{name} {row.format(k, words)}\n" for k, (name, words) in enumerate(TEXT.items(), 1))
+        (root / "data" / table).write_text("".join(rows))
+    (root / "den").rename(root / "graphs")
+    lang = ("--lang", root / "lang")
     assert run("num-graphs", root / "data", root / "graphs" / "num.npz", *lang) == 0
     sections = {"features": {"sample_rate": 8000, "num_mel_bins": 8}, "network": {"channels": 8}}
     save_untrained(root / "model.safetensors", root / "lang", {**sections, "cmvn": {"scope": "speaker"}})
@@ -98,7 +89,7 @@ def test_graphs_are_drawn_from_text_as_from_files_of_openfst(exp, drawn, tmp_pat
 
 
 def test_alignment_draws_the_segments_of_the_ctm_files(exp, drawn, tmp_path):
-    options = ("--utterance", "u1", "--config", exp / "config.yaml")
+    options = ("--utterance", "u1", "--config", exp / "small.yaml")
     figure = drawn("alignment", exp / "data", exp / "aligned", tmp_path / "a.pdf", *options)
     phones = [entry for entry in read_ctm(exp / "aligned" / "phones.ctm") if entry.utterance == "u1"]
     assert [text.get_text() for text in figure.axes[2].texts] == [entry.label for entry in phones]
@@ -111,7 +102,7 @@ def test_training_and_wer_draw_the_files_of_a_run(exp, drawn, tmp_path):
     (tmp_path / "hyp").write_text("u1 yes yes\nu2 no\n")
     spk = ("--utt2spk", exp / "data" / "utt2spk")
     figure = drawn("wer", exp / "data" / "text", tmp_path / "hyp", tmp_path / "w.png", *spk)
-    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["s2", "s0", "s1"]
+    assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["s3", "s1", "s2"]
     assert run("score", exp / "data" / "text", tmp_path / "hyp", "--out", tmp_path / "scored") == 0
     figure = drawn("training", tmp_path, tmp_path / "c.png", "--wer", 3, tmp_path / "scored")
     curves = {line.get_label(): line.get_xydata().tolist() for axes in figure.axes for line in axes.lines}
