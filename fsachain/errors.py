@@ -14,6 +14,8 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
+_warned_under: dict[str, object] = {}  # the filters of the first warning of each kind
+
 
 class FsachainError(Exception):
     """Base of all errors raised on purpose; its message is one line that a user can act on."""
@@ -92,6 +94,13 @@ def warn(message: str, category: type[Warning]) -> None:
     while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("fsachain", "torch"):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def warn_once(kind: str, message: str, category: type[Warning]) -> None:
+    """As `warn`, the first time for this kind, and again where someone set filters anew."""
+    if _warned_under.get(kind) is not warnings.filters:
+        _warned_under[kind] = warnings.filters
+        warn(message, category)
 
 
 def counted(number: int, noun: str) -> str:

@@ -5,6 +5,8 @@ import gc
 import math
 import pickle
 import sys
+import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,7 @@ import fsachain
 from fsachain import Fsa, TableBatch, compile_table, forward_backward, total_log_prob
 from fsachain.backends.cpu import backend as cpu
 from fsachain.backends.cpu import memory
+from fsachain.loss.base import ObjectiveWarning
 
 of_every_loss = pytest.mark.parametrize("loss_kind", LOSSES)
 
@@ -189,7 +192,8 @@ def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(loss_kind)
     loss = make_loss(loss_kind, l2_regularize=0.1, xent_regularize=0.1)
     weight = torch.nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
     output = make_output().detach() * weight
-    value = loss(output, [1] * SIZE, make_graphs(), xent_log_probs=output.log_softmax(2))
+    with pytest.warns(ObjectiveWarning, match=r"sequence 0: the numerator has no path of 1 frame"):
+        value = loss(output, [1] * SIZE, make_graphs(), xent_log_probs=output.log_softmax(2))
     assert value == 0.0 and value.requires_grad
     value.backward()
     assert not weight.grad.any() and weight.grad.isfinite().all()
@@ -200,6 +204,20 @@ def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(loss_kind)
         and record.objf == -cost_of_exclusion(loss_kind) * SIZE
     )
     assert len(record.excluded) == SIZE
+
+
+def test_numerators_that_outweigh_the_denominator_are_told_unless_scale_or_boost_explain_it():
+    """And where nothing is trained, as on a development set."""
+    graphs = [replace(graph, log_prob=graph.log_prob + 5.0) for graph in make_graphs()]
+    with pytest.warns(
+        ObjectiveWarning, match=r"objf is \d+\.\d+ per frame, .* for sequence \d; expected at most 0"
+    ):
+        make_loss()(make_output(), LENGTHS, graphs)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_loss()(make_output().detach(), LENGTHS, graphs)
+        for options in ({"boost": 0.1}, {"denominator_scale": 0.9}):
+            make_loss(**options)(make_output(), LENGTHS, graphs)
 
 
 @of_every_loss

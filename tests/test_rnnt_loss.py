@@ -1,5 +1,7 @@
 """`rnnt_loss`: values, gradients, options, and inputs that must not change anything."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tolerances
@@ -223,6 +225,7 @@ TARGETS, SIZES = [[1, 2], [3, 0]], ([4, 3], [2, 1])  # labels; frames and number
         ({"logits": zeros(2, 4, 2, 5)}, r"expected U \+ 1 = 3 or more in its third dimension"),
         ({"logits": zeros(17, 5)}, "logits has 17 rows .* expected 18, the sum of logit_lengths x"),
         ({"targets": [[1.0, 2.0], [3.0, 0.0]]}, "targets has dtype torch.float32; expected integers"),
+        ({"targets": [[1, -1], [3, 0]]}, r"targets\[0, 1\] = -1; expected a class, 0 to 4"),
         ({"targets": [[1, 5], [3, 0]]}, r"targets\[0, 1\] = 5; expected a class, 0 to 4"),
         ({"frames": [5, 3]}, r"logit_lengths\[0\] = 5; expected 0 to 4, the frames of logits"),
         ({"frames": [4]}, r"have shapes \[1\] and \[2\]; expected \[N\] both"),
@@ -256,6 +259,14 @@ def test_options_that_cannot_be_are_named(options, message):
     if "blank" not in options:  # whose range the module does not know yet
         with pytest.raises(ConfigError, match=message):
             RNNTLoss(**options)
+
+
+def test_a_target_that_is_the_blank_is_told_and_padding_is_not():
+    with pytest.warns(UserWarning, match=r"targets\[0, 1\] = 4 is the blank; expected a label: blank=0 says"):
+        rnnt_loss(zeros(), [[1, 4], [3, 0]], *SIZES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rnnt_loss(zeros(), [[1, 2], [3, 4]], SIZES[0], [2, 1])
 
 
 def test_tensors_on_other_devices_are_named():

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.grid_call import Placed
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, warn_once
 from fsachain.grid import TOPOLOGIES, Ints, Rows
 from fsachain.loss.autograd import as_tensor
 
@@ -206,7 +206,7 @@ def make_rows(shape: list[int], call: Given, heads: list[int], delays: list[floa
     kinds = row_kinds(call.classes, call.durations, heads, delays, sigma)
     placed = place_rows(shape, sequences, targets, ranges, kinds)
     if placed.targets is None:
-        _check_targets(placed.rows.targets, call.labels, heads)
+        _check_targets(placed.rows.targets, call, heads)
     return placed
 
 
@@ -272,21 +272,20 @@ def _sequences(shape: list[int], spans: list[Span], num_targets: int, is_pruned:
     )
 
 
-def _check_targets(values: Ints, counts: Tensor, heads: list[int]) -> None:
-    labels, alone = heads
-    if alone < 0:
-        every = values.reshape(-1).tolist()
-        if not every or 0 <= min(every) <= max(every) < labels:  # padding, too
-            return
-    wrong = (values < 0) | (values >= labels) | (values == alone)
-    wrong &= np.arange(values.shape[1]) < counts.numpy()[:, None]
-    if np.count_nonzero(wrong):
-        n, u = np.argwhere(wrong)[0]
-        if values[n, u] != alone:
-            raise ShapeError(f"targets[{n}, {u}] = {values[n, u]}; expected a class, 0 to {labels - 1}")
-        raise ConfigError(
-            f"targets[{n}, {u}] = {alone} is the blank; expected a label: the softmax of labels is without the blank"
-        )
+def _check_targets(values: Ints, call: Given, heads: list[int]) -> None:
+    """Labels that are no class, or the blank, which is an error only where the softmax of labels is without it."""
+    (labels, alone), blanks = heads, {c for c in call.classes if c >= 0}
+    every = values.reshape(-1).tolist()
+    if not every or (0 <= min(every) <= max(every) < labels and blanks.isdisjoint(every)):  # padding, too
+        return
+    real = np.arange(values.shape[1]) < call.labels.numpy()[:, None]
+    for n, u in np.argwhere(real & ((values < 0) | (values >= labels))):
+        raise ShapeError(f"targets[{n}, {u}] = {values[n, u]}; expected a class, 0 to {labels - 1}")
+    for n, u in np.argwhere(real & np.isin(values, list(blanks)))[:1]:
+        message = f"targets[{n}, {u}] = {values[n, u]} is the blank; expected a label: "
+        if alone >= 0:
+            raise ConfigError(f"{message}the softmax of labels is without the blank")
+        warn_once("blank", f"{message}blank=0 says that it is the first class, -1 the last", UserWarning)
 
 
 def check_frames(call: Given, encoder: list[int], predictor: list[int]) -> None:

@@ -15,12 +15,16 @@ from fsachain.backends.arrays import check_budget
 from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, brief
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, brief, counted, warn_once
 from fsachain.loss.autograd import Operator, as_tensor, new_buffer, packed, scale_gradient, wants_gradient
 
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
 _NONE = torch.zeros(0)
+
+
+class ObjectiveWarning(UserWarning):
+    """A batch teaches nothing, or its numerators outweigh the denominator: see `LFMMILoss`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,6 +297,8 @@ def finish(
     """
     (weights, frames, _), ok = found["numbers"], torch.isfinite(found["values"])
     gradient, numerator = buffers
+    if given.with_gradient and not ok.any():
+        _warn_of_nothing(given, found["num_log_prob"], found["den_log_prob"])
     for buffer in buffers:
         if len(buffer):
             buffer.numpy()[~ok.numpy()] = 0.0
@@ -318,6 +324,23 @@ def finish(
         gradient=gradient,
         numerator=numerator,
         **found,
+    )
+
+
+def _warn_of_nothing(given: SequenceCall, num: Tensor, den: Tensor) -> None:
+    names, frames = find_batch(int(given.numerator_key.item())).names, int(given.lengths[0])
+    without = "numerator" if torch.isneginf(num[0]) else "denominator" if torch.isneginf(den[0]) else ""
+    why = (
+        f"the {without} has no path of {counted(frames, 'frame')}"
+        if without
+        else "NaN or +inf among its scores"
+    )
+    every = "the only sequence" if len(names) == 1 else f"all {len(names)} sequences"
+    warn_once(
+        "nothing",
+        f"the loss is 0 and has no gradient: {every} of the batch had to be left out ({names[0]}: {why}); "
+        "lengths are frames of nnet_output, and last_record.excluded names what was left out",
+        ObjectiveWarning,
     )
 
 

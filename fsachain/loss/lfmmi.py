@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fsachain.backends import arrays, dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ShapeError
+from fsachain.errors import ShapeError, warn_once
+from fsachain.fsa import Floats, Ints
 from fsachain.loss.autograd import Operator, new_buffer
 from fsachain.loss.base import (
     EXCLUDED_OBJF,
     GradientCall,
     LFMMIRecord,
+    ObjectiveWarning,
     SequenceCall,
     SequenceLoss,
     Terms,
@@ -28,6 +31,8 @@ from fsachain.loss.base import (
     finished_gradient,
     placed_numbers,
 )
+
+_EXCESS = 1e-3  # nats per frame above 0 that no rounding makes
 
 
 def _lfmmi(given: SequenceCall) -> Terms:
@@ -77,7 +82,24 @@ def _lfmmi(given: SequenceCall) -> Terms:
         term = _consistency(into, scores.detach(), given.consistency * factors, ok, gradient)
     if is_there:
         return finish_there(given, call, found, (gradient, numerator), term, EXCLUDED_OBJF)
+    if with_gradient and given.denominator_scale == 1.0 and not given.boost:
+        _warn_of_excess(values.numpy(), call.lengths, numerators.names)
     return finish(given, call, found | {"values": values}, (gradient, numerator), term, EXCLUDED_OBJF)
+
+
+def _warn_of_excess(values: Floats, lengths: Ints, names: Sequence[str]) -> None:
+    """Warn where the numerators of a batch outweigh the denominator by more than what rounding could do."""
+    ok = np.isfinite(values)
+    excess, frames = values[ok].sum(), lengths[ok].sum()
+    if excess > _EXCESS * frames:
+        n = int(np.nanargmax(np.where(ok, values / np.maximum(lengths, 1), -np.inf)))
+        warn_once(
+            "excess",
+            f"objf is {excess / frames:.3f} per frame, {values[n] / lengths[n]:.3f} for {names[n]}; expected at most 0: the "
+            "numerators have paths that the denominator lacks or weighs less. Build them over its lexicon and tree, with "
+            "normalization=denominator.normalization_fsa(); where it is meant, as with rewards for stars, ignore this",
+            ObjectiveWarning,
+        )
 
 
 def _check_views(given: SequenceCall, names: Sequence[str]) -> None:
@@ -147,7 +169,8 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
     Povey et al., Interspeech 2016; for numerators without alignments Hadian et al., Interspeech 2018. Boosted, log Z_den is
     of the scores y(t, p) - boost occupancy_num(t, p), the occupancy taken as a constant (Povey et al., ICASSP 2008). A
     sequence without a path of its length, or with NaN or +inf among its scores, leaves every sum and is named in
-    `last_record.excluded`; if all do, the loss is 0 with zero gradient.
+    `last_record.excluded`; if all do, the loss is 0 with zero gradient, and on the host an `ObjectiveWarning` tells so once.
+    So does one where numerators outweigh the denominator, which no scale or boost is behind.
 
     Attributes:
         last_record: `LFMMIRecord` of the last call, None before the first.
