@@ -125,6 +125,10 @@ class DenominatorGraph:
             GraphError: a pdf out of range, or `initial="stationary"` for a graph in which all mass dies.
             ConfigError: an unknown value of `initial` or `final`.
         """
+        if not isinstance(fsa, Fsa):
+            raise GraphError(
+                f"fsa is a {type(fsa).__name__}; expected an Fsa, such as that of build_denominator"
+            )
         if initial not in ("stationary", "start"):
             raise ConfigError(f"initial = {initial!r}; expected 'stationary' or 'start'")
         if final not in ("one", "fsa"):

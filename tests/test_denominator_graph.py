@@ -79,8 +79,9 @@ def test_every_state_sums_to_one_and_sequences_score_as_in_the_unmerged_graph(tr
         ),
         (lambda: build_denominator(Fsa(1, [0], [0], [3], [-0.5], [-0.5]), TREES["monophone"]), "phone 4"),
         (lambda: free_denominator(0), "num_pdfs = 0; expected at least 1"),
+        (lambda: DenominatorGraph(3, 3), "fsa is a int; expected an Fsa"),
     ],
-    ids=["a model that accepts nothing", "a phone beyond the tree", "no pdfs"],
+    ids=["a model that accepts nothing", "a phone beyond the tree", "no pdfs", "no graph"],
 )
 def test_what_makes_no_denominator_is_refused(call, message):
     with pytest.raises(GraphError, match=message):

@@ -91,6 +91,10 @@ def test_a_penalty_that_cannot_be_is_named(options, message):
 def test_labels_and_units_that_cannot_be_are_named():
     with pytest.raises(GraphError, match=r"units = \[1, 1\]: expected distinct labels"):
         forgive([0], [1, 1])
+    with pytest.raises(GraphError, match="units = 3: expected distinct labels, integers"):
+        forgive([0], 3)
+    with pytest.raises(GraphError, match=r"units = \['a', 'b'\]: expected distinct labels, integers"):
+        forgive([0], ["a", "b"])
     with pytest.raises(GraphError, match=r"labels has shape \[1\] and dtype float64"):
         forgive([0.5], [1])
     with pytest.raises(ConfigError, match=r"deletion = 0.0: expected a penalty above 0 where"):

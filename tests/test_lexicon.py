@@ -82,6 +82,12 @@ def test_positions_mark_begin_inside_end_and_alone(tmp_path):
         ("no N OW\nno N OW\n", "lexicon.txt", {}, r"lexicon.txt:2: .*already on line 1"),
         ("no 1.5 N OW\n", "lexiconp.txt", {}, r"lexiconp.txt:1: .*'1.5'.*\(0, 1\]"),
         ("no 0.5 N OW\n", "lexicon.txt", {}, "with probabilities is called lexiconp.txt"),
+        (
+            "no N OW\nknow N OW #1\n",
+            "lexicon.txt",
+            {},
+            r"lexicon.txt:2: '#1' looks like a disambiguation symbol",
+        ),
         ("\n\n", "lexicon.txt", {}, "no entries"),
         ("no N OW\n", "lexicon.txt", {"phones": ["SIL", "N"]}, "phone 'OW'"),
         ("no N OW\n", "lexicon.txt", {"phones": ["N", "OW"]}, "silence = 'SIL'"),

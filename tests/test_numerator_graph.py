@@ -10,7 +10,7 @@ from graph_paths import Scorer, log_add, sample_paths
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
-from fsachain.graph.denominator import build_denominator
+from fsachain.graph.denominator import build_denominator, free_denominator
 from fsachain.graph.lexicon import Lexicon, lm_phones
 from fsachain.graph.numerator import Segment, build_numerator, load_numerators, save_numerators
 from fsachain.graph.phone_lm import estimate_phone_lm
@@ -169,6 +169,13 @@ def assert_same(one, other):
 def test_a_transcript_without_a_graph_is_refused_by_name(words, message):
     with pytest.raises(GraphError, match=message):
         build_numerator(words, LEXICON, MONOPHONE, name="u7")
+
+
+def test_a_normalization_that_is_no_acceptor_is_named():
+    with pytest.raises(
+        GraphError, match=r"a DenominatorGraph; expected an Fsa, such as denominator\.normalization"
+    ):
+        build_numerator(["at"], LEXICON, MONOPHONE, normalization=DenominatorGraph(free_denominator(1), 1))
 
 
 def test_a_transcript_that_the_denominator_never_saw_is_refused_by_name():

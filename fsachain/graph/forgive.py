@@ -233,9 +233,10 @@ def forgive(
         GraphError: labels that are no sequence of integers of at least 0, no units, or one twice.
     """
     options = Forgiveness(substitution, insertion, deletion, star, most_left_out)
-    ids = np.array(units, dtype=np.int64)
-    if ids.ndim != 1 or not ids.size or ids.min() < 0 or len(np.unique(ids)) < len(ids):
-        raise GraphError(f"units = {list(units)}: expected distinct labels of at least 0, one or more")
+    ids = np.asarray(units)
+    is_integer = ids.ndim == 1 and ids.size and ids.dtype.kind in "iu"
+    if not is_integer or ids.min() < 0 or len(np.unique(ids)) < len(ids):
+        raise GraphError(f"units = {units!r}: expected distinct labels, integers of at least 0, one or more")
     graph = labels if isinstance(labels, Fsa) else linear(labels)
     mark = max(int(graph.pdf.max(initial=0)), int(ids.max())) + 1
     fsa = _with_star(graph, mark, options)

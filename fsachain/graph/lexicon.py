@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,7 @@ __all__ = ["Lexicon", "Pronunciation"]
 FORMATS = ("auto", "lexicon", "lexiconp")
 JSON_FORMAT = "fsachain-lexicon-2"
 _LONGEST_ENTRY = 1 << 13  # bytes of a line of text: a word and 4,000 phones
+_DISAMBIGUATION = re.compile(r"#\d+")
 _MOST_LOOKED_AT = 1000  # words, to see whether they are their characters
 _HEAD: dict[str, type | tuple[type, ...]] = {
     "silence": (str, NoneType),
@@ -395,6 +397,11 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
             raise GraphError(
                 f"{path}:{number}: phone {phones[0][:80]!r} looks like a probability; a lexicon "
                 "with probabilities is called lexiconp.txt"
+            )
+        if marks := [phone for phone in phones if _DISAMBIGUATION.fullmatch(phone)]:
+            raise GraphError(
+                f"{path}:{number}: {marks[0][:80]!r} looks like a disambiguation symbol and would become a phone; "
+                "expected a lexicon without these"
             )
         yield number, word, prob, phones
 

@@ -317,6 +317,11 @@ def numerator_of_phones(
         raise ConfigError(f"floor = {floor}: expected a probability in [0, 1)")
     origin, floored = np.arange(fsa.num_arcs), False
     if normalization is not None:
+        if not isinstance(normalization, Fsa):
+            given = type(normalization).__name__
+            raise GraphError(
+                f"normalization is a {given}; expected an Fsa, such as denominator.normalization_fsa()"
+            )
         plain = fsa
         fsa, origin = product(plain, normalization)
         floored = not fsa.num_arcs and floor > 0.0
