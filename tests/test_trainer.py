@@ -3,6 +3,7 @@
 import io
 import threading
 import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import tolerances
 import torch
 from toy_training import NUM_FEATURES, corpus, lfmmi_trainer, new_trainer, one_pdf_table
 
+from fsachain import progress
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError
 from fsachain.train.checkpoint import list_checkpoints, load_tensors, save_tensors
@@ -150,6 +152,23 @@ def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_pa
     start = next(read_log(tmp_path / "train.jsonl"))
     assert {entry["id"] for entry in start["excluded"]} == set(reasons)
     assert start["utterances"] == 4 and result.epochs[0]["train"]["skipped_batches"] == 0
+
+
+def test_epochs_and_the_final_model_are_shown_as_work_of_their_own(tmp_path, monkeypatch):
+    shown = []
+
+    @contextmanager
+    def counter(what, stream):
+        shown.append(f"{what} begins")
+        yield lambda *_: None
+        shown.append(f"{what} ends")
+
+    monkeypatch.setattr(progress, "counter", counter)
+    examples, numerators = corpus(10)
+    trainer = new_trainer(tmp_path, numerators, num_epochs=1)
+    trainer.progress = ShownProgress(io.StringIO())
+    trainer.fit(examples)
+    assert shown == ["epoch 1/1 begins", "epoch 1/1 ends", "final model begins", "final model ends"]
 
 
 def test_a_batch_that_is_not_finite_is_skipped_named_and_leaves_no_trace(tmp_path):

@@ -44,6 +44,9 @@ class Progress:
     def end_epoch(self, epoch: int, train: dict[str, Any], dev: dict[str, Any] | None) -> None:
         """The epoch is over; the tables are `EpochSums.summary()`."""
 
+    def start_ending(self) -> None:
+        """The final model is about to be made of those of the last epochs."""
+
     def message(self, text: str) -> None:
         """Something worth a line, such as the utterances that were left out."""
 
@@ -77,6 +80,10 @@ class ShownProgress(Progress):
     def end_epoch(self, epoch: int, train: dict[str, Any], dev: dict[str, Any] | None) -> None:
         line = f"epoch {epoch:>3}/{self._num_epochs}  {figures(train)}"
         self.message(line if dev is None else f"{line}; dev objf {dev['objf']:.4f}")
+
+    def start_ending(self) -> None:
+        self.close()
+        self._epoch.enter_context(progress.counter("final model", self._stream))
 
     def message(self, text: str) -> None:
         # Above a bar, which takes the place of standard error.

@@ -279,6 +279,7 @@ class Trainer:
         return self._stepper.evaluate(stoppable()).summary()
 
     def _finish(self, source: Source, dev_source: Source | None) -> TrainResult:
+        self.progress.start_ending()
         size, objf = make_final_model(
             self._stepper, self._checkpoints.final, self.config, source, dev_source, self._evaluate
         )
