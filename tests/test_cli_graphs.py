@@ -294,3 +294,14 @@ def test_graphs_of_an_archive_meet_their_own_scores_and_others_are_named(fsachai
     np.savez("wrong.npz", a=scores["a"], c=scores["c"][:, :5])
     outcome = fsachain("sum num.ark wrong.npz")
     assert_one_line(outcome, "scores of 'c' have 5 columns; expected 9 as those of 'a'")
+
+
+def test_phones_that_the_transcripts_lack_are_named_and_their_pdfs_missed(fsachain, built):
+    (built / "few").write_text("u1 no no\nu2 no\n")
+    told = fsachain.ok("phone-lm few few.fst --lang lang").out
+    lacking = told.split("; it lacks ")[1].split(", for which nothing will be trained")[0].split(", ")
+    lexicon = dict(line.split(maxsplit=1) for line in (built / "lexicon.txt").read_text().splitlines())
+    assert set(lacking) == set(lexicon["yes"].split()) - set(lexicon["no"].split())
+    assert "lacks" not in fsachain.ok("phone-lm data/text all.fst --lang lang").out
+    assert ", 6 of 12 pdfs" in fsachain.ok("den-graph few.fst den-few --lang lang").out
+    assert "arcs, 12 pdfs" in fsachain.ok("den-graph all.fst every --lang lang").out

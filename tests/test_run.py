@@ -54,6 +54,7 @@ def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp, inp
     outcome = fsachain.ok("run exp", *inputs, "--seed", 3)
     assert stages_of(outcome.out) == FIRST
     assert "features, as the recordings have them: 40 fbank at 8000 Hz" in outcome.out
+    assert re.search(r"dev: 5 utterances, .* minutes, 5 of them in train as well\n", outcome.out)
     assert (exp / "report.txt").read_text().startswith("test         WER ")
     assert "<audio" in (exp / "report.html").read_text()  # the test set is found without data/test
     kept = Experiment.read(exp / "config.yaml")

@@ -89,8 +89,10 @@ def write_denominator(lang: Lang, fsa: Fsa, out: Path, merge: Merge) -> str:
     lang.tree.save(out / TREE)
     fsa.write(out / DENOMINATOR)
     denominator.normalization_fsa(merge).write(out / NORMALIZATION)
-    sizes = {"state": fsa.num_states, "arc": fsa.num_arcs, "pdf": lang.tree.num_pdfs}
-    return f"denominator graph of {', '.join(counted(number, what) for what, number in sizes.items())}"
+    pdfs, used = counted(lang.tree.num_pdfs, "pdf"), len(np.unique(fsa.pdf))
+    if used < lang.tree.num_pdfs:
+        pdfs = f"{used} of {pdfs}"
+    return f"denominator graph of {counted(fsa.num_states, 'state')}, {counted(fsa.num_arcs, 'arc')}, {pdfs}"
 
 
 def load_denominator(lang: Lang, folder: Path) -> DenominatorGraph:

@@ -267,7 +267,12 @@ def phone_lm(
 def write_phone_lm(out: Path, fsa: Fsa, phones: Sequence[str]) -> str:
     """With the names of the phones, which `check_phone_names` compares."""
     write_named(fsa.to_openfst(), out, phones)
-    return f"phone language model of {counted(fsa.num_states, 'state')}, {counted(fsa.num_arcs, 'arc')}"
+    made = f"phone language model of {counted(fsa.num_states, 'state')}, {counted(fsa.num_arcs, 'arc')}"
+    missing = [phones[k] for k in sorted(set(range(len(phones))) - set(fsa.pdf.tolist()))]
+    if missing:
+        more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        made += f"; it lacks {', '.join(missing[:10])}{more}, for which nothing will be trained"
+    return made
 
 
 def check_phone_names(lang: Lang, path: Path) -> None:

@@ -29,6 +29,7 @@ import hashlib
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -150,17 +151,19 @@ def _lang(run: Run) -> None:
 
 
 def _features(run: Run) -> None:
-    config = run.config
+    config, seen = run.config, dict[str, str]()
     for split in SPLITS:
         data = run.data(split)
+        known = Counter(seen[one.id] for one in data if one.id in seen)
+        seen |= {one.id: split for one in data}
         copies = config.perturbation.copies(config.train.seed) if split == "train" else [Perturbation()]
         frames = 0
         for copy in copies:
             _, (examples,) = run.resources.load(data, config.features, [copy])
             frames += sum(example.num_frames for example in examples)
-        print(
-            f"{split}: {counted(len(data), 'utterance')}, {frames * config.features.frame_shift_ms / 60000:.1f} minutes"
-        )
+        minutes = frames * config.features.frame_shift_ms / 60000
+        also = "".join(f", {number} of them in {other} as well" for other, number in known.items())
+        print(f"{split}: {counted(len(data), 'utterance')}, {minutes:.1f} minutes{also}")
 
 
 def _graphs(run: Run) -> None:
