@@ -1,5 +1,7 @@
 """Kaldi's own files are read as Kaldi meant them, binary and text, and ours are read by others."""
 
+from pathlib import Path
+
 import gzip
 import json
 import math
@@ -261,6 +263,16 @@ def test_our_archive_of_outputs_is_read_by_another_program(tmp_path):
         assert list(found) == list(outputs)
         assert all(np.array_equal(found[key], outputs[key].astype(np.float32)) for key in outputs)
     assert not list(tmp_path.glob("*.part"))
+
+
+def test_an_archive_that_was_written_by_a_relative_path_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("train").mkdir()
+    write_matrices("train/feats.ark", {"a": np.eye(3)})
+    for folder in (tmp_path, tmp_path / "train", Path("/")):
+        monkeypatch.chdir(folder)
+        ((name, found),) = read_table(tmp_path / "train" / "feats.scp", read_matrix)
+        assert name == "a" and np.array_equal(found, np.eye(3))
 
 
 def test_ranges_of_addresses_include_their_last_row(tmp_path):

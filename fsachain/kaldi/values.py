@@ -185,15 +185,16 @@ def write_matrices(
 ) -> int:
     """Write matrices to a binary archive and, beside it, an scp file of the same name; returns how many.
 
-    `path` is the archive, whose name ends in .ark; both files are replaced when all is written. `matrices` are float [T, P]
-    by utterance id, such as network outputs, rounded to float32; -inf is allowed, NaN and +inf are not. Kaldi's
-    `latgen-faster-mapped 0.trans_mdl HCLG.fst ark:outputs.ark ...` reads the archive.
+    `path` is the archive, whose name ends in .ark; both files are replaced when all is written, and the scp file has the
+    archive's absolute path. `matrices` are float [T, P] by utterance id, such as features or network outputs, rounded to
+    float32; -inf is allowed, NaN and +inf are not. Kaldi's `latgen-faster-mapped 0.trans_mdl HCLG.fst ark:outputs.ark ...`
+    reads the archive.
     """
     archive = Path(path)
     if archive.suffix != ".ark" or any(mark in os.fspath(archive) for mark in ",: "):
         raise DataError(f"{archive}: expected a name that ends in .ark, without comma, colon and space")
     items = matrices.items() if isinstance(matrices, Mapping) else matrices
-    count = 0
+    count, address = 0, archive.resolve()  # which Kaldi and our readers both find, from any folder
     with replacing(archive.with_suffix(".scp")) as addresses, replacing(archive) as file:
         for key, values in items:
             if not key or key.split() != [key]:
@@ -201,12 +202,12 @@ def write_matrices(
             matrix = np.ascontiguousarray(values, dtype="<f4")
             if matrix.ndim != 2 or not matrix.size:
                 raise DataError(
-                    f"{key!r} has shape {list(matrix.shape)}; expected [frames, pdfs], none of them 0"
+                    f"{key!r} has shape {list(matrix.shape)}; expected [frames, columns], none of them 0"
                 )
             if np.isnan(matrix).any() or np.isposinf(matrix).any():
                 raise DataError(f"{key!r} has NaN or +inf among its scores")
             file.write(f"{key} ".encode())
-            addresses.write(f"{key} {archive}:{file.tell()}\n".encode())
+            addresses.write(f"{key} {address}:{file.tell()}\n".encode())
             file.write(b"\0BFM " + struct.pack("<bibi", 4, len(matrix), 4, matrix.shape[1]))
             file.write(matrix.tobytes())
             count += 1

@@ -5,6 +5,7 @@ docs_inputs.py. A program that cannot run here has a comment `<!-- not run: why 
 """
 
 import importlib
+import pydoc
 import re
 import shlex
 import shutil
@@ -53,6 +54,18 @@ def test_programs_of_a_page_run_as_printed(page, tmp_path, monkeypatch):
             code = compile(text, str(page), "exec")
             if not skipped:
                 exec(code, names)
+
+
+# The first parts of names by which pages call modules of fsachain; not `train` and `network`, which are sections of options.
+MODULES = ("backends", "data", "decode", "graph", "kaldi", "openfst", "plot", "stream")
+_NAME = re.compile(rf"`((?:fsachain|{'|'.join(MODULES)})(?:\.[a-z]\w*)*\.\w+)(?:\([^`]*)?`")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_modules_and_functions_that_a_page_names_are_there(page):
+    for name in _NAME.findall(page.read_text(encoding="utf-8")):
+        if Path(name).suffix not in (".md", ".py", ".npz", ".html", ".scp"):
+            assert pydoc.locate(name) or pydoc.locate(f"fsachain.{name}"), name
 
 
 def test_every_public_name_is_on_one_page_of_the_api():
