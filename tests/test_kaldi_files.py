@@ -1,11 +1,10 @@
 """Kaldi's own files are read as Kaldi meant them, binary and text, and ours are read by others."""
 
-from pathlib import Path
-
 import gzip
 import json
 import math
 import struct
+from pathlib import Path
 
 import kaldi_bytes as kb
 import kaldi_native_io
