@@ -22,13 +22,12 @@ from fsachain.errors import ConfigError, GraphError
 from fsachain.files import without_collector
 from fsachain.fsa import Fsa, Ints
 
-Times = npt.NDArray[np.complex128]
-
 _BOUNDARY = 0
 _MAX_PHONE = int(np.iinfo(np.int32).max)
 _NUM_STAGES = 4
 _UNCHANGED = 1e-3
-_TO_FLOAT32 = float(2**29 + 1)  # x is 24 bits of itself, (f x) - ((f x) - x), and the rest (Veltkamp)
+_LAST_STATE = 2**32 - 1
+_NEVER = int(np.iinfo(np.int64).max)  # later than any entry
 
 
 @without_collector()
@@ -196,50 +195,42 @@ class _Estimator:
     def prune_by(self, spare: int) -> int:
         """Merge the cheapest states until `spare` fewer are active; returns how many fewer are.
 
-        The method is a queue of (cost of the merge, -state), from which the least is taken. If its cost is still about
-        that, the state is merged, else it goes back with its cost as it is now. A merge changes the costs of only those
-        states that have the same backoff, a group. So all groups go on by themselves, a merge of each in a round, and the
-        merges that the queue comes to first are those that count. A merge's time is its entry in the queue, or the time of
-        the merge before it in its group where that is greater. Entries and times are complex numbers, which compare as
-        pairs do.
+        The method is a queue of `entries`, from which the least is taken. If its cost is still about that, the state is
+        merged, else it goes back with its cost as it is now. A merge changes the costs of only those states that have the
+        same backoff, a group. So each group has a queue of its own, of which the first merge is made in each round; what all
+        of them merge, sorted by the entry that was taken, its time, is what one queue merges. What comes after the last that
+        is to be merged is undone.
         """
         before = self.counts.copy(), self.total.copy(), self.below.copy()
-        # When a state was merged, the last for -1; when another was merged into it.
-        gone = np.where(np.append(self.below, 0) > 0, complex(math.inf), -math.inf)
-        last = np.full(len(self.total), complex(-math.inf))
-        merges: list[tuple[Ints, Times, npt.NDArray[np.bool_]]] = []
-        # The least costs of `spare` merges that each leave one state less, and the greatest of them.
-        costs, bound = np.empty(0), math.inf
+        # When a state was merged, _NEVER for those that are active, the last for -1; when another was merged into it.
+        gone = np.where(np.append(self.below, 0) > 0, _NEVER, -1)
+        last = np.full(len(self.total), -1)
+        rounds: list[tuple[Ints, Ints, npt.NDArray[np.bool_]]] = []
+        # The least times of `spare` merges that each leave one state less, and the greatest of them, if there are so many.
+        times, bound = np.empty(0, np.int64), _NEVER - 1
         for size in self.sizes:
             state = self.may_merge(size, gone, last)
-            entry = np.where(last[state].real > -math.inf, last[state], self.entries(state))
+            entry = np.where(last[state] < 0, self.entries(state), last[state])
+            group = np.unique(self.backoff[state], return_inverse=True)[1]
             while len(state):
-                begin = _begins(self.backoff[state])
-                group = np.repeat(np.arange(len(begin)), np.diff(np.append(begin, len(state))))
-                # Costs are computed of the first of each group, then of those that come before it would be merged.
-                now, due = entry.copy(), np.full(len(state), complex(math.inf))
-                head = np.flatnonzero(entry == np.minimum.reduceat(entry, begin)[group])
-                now[head], due[head] = self.due(state[head], entry[head])
-                more = np.flatnonzero((entry < due[head][group]) & (due.real == math.inf))
-                now[more], due[more] = self.due(state[more], entry[more])
-                time = np.minimum.reduceat(due, begin)
-                chosen = np.flatnonzero(due == time[group])
-                entry = np.where(entry < time[group], now, entry)
-                backoff = self.backoff[state[chosen]]
-                gone[state[chosen]] = last[backoff] = time = np.maximum(time, last[backoff])
+                chosen, time = self.first_merges(state, entry, group)
+                merged = state[chosen]
+                backoff = self.backoff[merged]
+                # What was taken is not less than what was taken before: a queue's least entry never falls.
+                gone[merged] = last[backoff] = time
                 fewer = self.total[backoff] > 0
-                merges.append((state[chosen], time, fewer))
-                self.merge(state[chosen])
-                costs = np.append(costs, time.real[fewer])
-                if len(costs) >= spare:
-                    costs = np.partition(costs, spare - 1)[:spare]
-                    bound = costs[-1]
-                left = np.maximum(entry, time[group]).real <= bound
-                left[chosen] = False
-                state, entry = state[left], entry[left]
-        if not merges:
+                rounds.append((merged, time, fewer))
+                self.merge(merged)
+                times = np.append(times, time[fewer])
+                if len(times) >= spare:
+                    times = np.partition(times, spare - 1)[:spare]
+                    bound = int(times[-1])
+                entry[chosen] = _NEVER
+                left = np.flatnonzero(entry <= bound)
+                state, entry, group = state[left], entry[left], group[left]
+        if not rounds:
             return 0
-        state, time, fewer = map(np.concatenate, zip(*merges, strict=True))
+        state, time, fewer = map(np.concatenate, zip(*rounds, strict=True))
         order = np.argsort(time, kind="stable")
         order = order[: 1 + int(np.searchsorted(np.cumsum(fewer[order]), spare))]
         self.counts, self.total, self.below = before
@@ -247,46 +238,66 @@ class _Estimator:
             self.merge(state[order][self.length[state[order]] == size])
         return int(np.count_nonzero(fewer[order]))
 
-    def may_merge(self, size: int, gone: Times, last: Times) -> Ints:
-        """The states of `size` phones that may go, by backoff: alive, longer ones merged, no arc needs their context."""
+    def may_merge(self, size: int, gone: Ints, last: Ints) -> Ints:
+        """The states of `size` phones that may go: alive, longer ones merged, no arc needs their context."""
         state = np.flatnonzero((self.length == size) & (self.total > 0) & (self.total == self.below))
         if size < self.longest:
             items, which = self.items(state)
             state = np.delete(state, which[gone[self.follow[items]] > last[state][which]])
-        return state[np.argsort(self.backoff[state], kind="stable")]
+        return state
 
-    def due(self, state: Ints, entry: Times) -> tuple[Times, Times]:
+    def first_merges(self, state: Ints, entry: Ints, group: Ints) -> tuple[Ints, Ints]:
+        """Run each group's queue up to its first merge: the index of the state, and the entry that was taken.
+
+        group: a small number for each state's. `entry` becomes what the queues then hold, at least what was taken.
+        """
+        time = np.full(int(group.max()) + 1, _NEVER)
+        np.minimum.at(time, group, entry)
+        # Costs are computed of the first of each queue, then of those that are taken before it is merged.
+        first = np.flatnonzero(entry == time[group])
+        now, due = self.due(state[first], entry[first])
+        time[group[first]] = due
+        is_taken = entry < time[group]
+        is_taken[first] = False
+        others = np.flatnonzero(is_taken)
+        now_others, due_others = self.due(state[others], entry[others])
+        np.minimum.at(time, group[others], due_others)
+        taken, due = np.concatenate([first, others]), np.concatenate([due, due_others])
+        now, end = np.concatenate([now, now_others]), time[group[taken]]
+        entry[taken] = np.where(entry[taken] < end, now, entry[taken])
+        merged = np.flatnonzero(due == end)
+        return taken[merged], due[merged]
+
+    def due(self, state: Ints, entry: Ints) -> tuple[Ints, Ints]:
         """The entries of states in the queue as they are now, and when each would be merged."""
         now = self.entries(state)
-        close = np.abs(now.real - entry.real) <= _UNCHANGED * (now.real + entry.real)
+        cost, known = _costs(now), _costs(entry)
+        close = np.abs(cost - known) <= _UNCHANGED * (cost + known)
         # The entry of a state that has just come into the queue is not its own, but the time when it came.
-        return now, np.where(close & (entry.imag == -state), entry, np.maximum(entry, now))
+        own = entry & _LAST_STATE == _LAST_STATE - state
+        return now, np.where(close & own, entry, np.maximum(entry, now))
 
-    def entries(self, state: Ints) -> Times:
-        """Of the queue: the loss of training log-likelihood if a state is merged; ties go by the last.
+    def entries(self, state: Ints) -> Ints:
+        """Of the queue: the loss of training log-likelihood if a state is merged; ties go by the last state.
 
-        Rounded to 32 bits: costs that are equal but for rounding errors must tie, as they do in Kaldi.
+        One integer for both, in this order: the bits of a float32, which are sorted as numbers >= 0 are, and _LAST_STATE -
+        state. 32 bits, because costs that are equal but for rounding errors must tie, as they do in Kaldi.
         """
         own, other = self.total[state], self.total[self.backoff[state]]
         items, which = self.items(state)
         count, also = self.counts[items], self.counts[self.slot[items]]
         # The log-likelihood of counts c under their own frequencies is sum c log c - n log n, n = sum c.
         log = self.times_log
-        terms = np.append(
-            log[own + other] - log[own] - log[other], log[count] + log[also] - log[count + also]
-        )
-        cost = np.maximum(np.bincount(np.append(np.arange(len(state)), which), terms), 0.0)
-        shifted = cost * _TO_FLOAT32
-        entry = np.empty(len(state), complex)
-        entry.real = np.where(other > 0, shifted - (shifted - cost), 1e-15 * own)
-        entry.imag = -state
-        return entry
+        cost = log[own + other] - log[own] - log[other]
+        np.add.at(cost, which, log[count] + log[also] - log[count + also])  # one after the other
+        cost = np.where(other > 0, np.maximum(cost, 0.0), 1e-15 * own).astype(np.float32)
+        return (cost.view(np.int32).astype(np.int64) << 32) + (_LAST_STATE - state)
 
     def items(self, state: Ints) -> tuple[Ints, Ints]:
         """The items of each state, in the order in which they came, and the index of its state for each."""
         size = self.end[state] - self.begin[state]
-        which = np.repeat(np.arange(len(state)), size)
-        items = np.arange(len(which)) + np.repeat(self.end[state] - np.cumsum(size), size)
+        which = np.arange(len(state)).repeat(size)
+        items = np.arange(len(which)) + (self.end[state] - size.cumsum()).repeat(size)
         if self.came[items].any():
             items = items[np.lexsort((self.came[items], which))]
         return items, which
@@ -309,7 +320,7 @@ class _Estimator:
         items = np.flatnonzero(active[self.owner] & (self.counts > 0))
         items = items[np.argsort(self.owner[items], kind="stable")]
         share = self.counts[items] / self.total[self.owner[items]]
-        log_prob = np.array([math.log(value) for value in share.tolist()])
+        log_prob = np.array(list(map(math.log, share.tolist())))
         src, phone = number[self.owner[items]], self.phone[items]
         arcs, ends = phone != _BOUNDARY, phone == _BOUNDARY
         final = np.full(int(number[-1]) + 1, -math.inf)
@@ -338,6 +349,11 @@ def _begins(groups: Ints) -> Ints:
     return np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))
 
 
+def _costs(entry: Ints) -> npt.NDArray[np.float64]:
+    """Those of entries, see `_Estimator.entries`."""
+    return (entry >> 32).astype(np.int32).view(np.float32).astype(np.float64)
+
+
 def _longer(history: Ints, phone: Ints, base: int) -> Ints:
     """Keys of histories, sorted as they are, with another phone: a digit to `base`."""
     if int(history.max()) >= np.iinfo(np.int64).max // base - 1:
@@ -348,8 +364,10 @@ def _longer(history: Ints, phone: Ints, base: int) -> Ints:
 def _ranks(keys: Ints) -> Ints:
     """The rank of each among those keys that there are."""
     most = int(keys.max())
-    if most >= 8 * len(keys):
+    if most >= 16 * len(keys):
         return np.unique(keys, return_inverse=True)[1].astype(np.int64)
-    there = np.zeros(most + 1, np.int64)
-    there[keys] = 1
-    return (np.cumsum(there) - 1)[keys]
+    there = np.zeros(most + 1, np.bool_)
+    there[keys] = True
+    distinct, rank = np.flatnonzero(there), np.empty(most + 1, np.int64)
+    rank[distinct] = np.arange(len(distinct))
+    return rank[keys]
