@@ -5,9 +5,13 @@ import mmap
 import numpy as np
 import pytest
 
+from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda.device import DeviceArray
 from tools.cuda_on_host import HostDevice, skip_reason
 
+# What the host waits for the device with: sizes that depend on data, and numbers that come to the host.
+WAITING = ["item", "tolist", "numpy", "cpu", "nonzero", "masked_select"]
+WAITING += ["__bool__", "__float__", "__int__", "__array__"]
 needs_host_compiler = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
 
 
@@ -33,6 +37,23 @@ def strided(device, array):
 def read(array):
     """What a contiguous array of `on_device` holds now; uint16 for bfloat16."""
     return array.owner.read("uint16" if array.dtype == "bfloat16" else array.dtype, array.shape)
+
+
+def sums_on(device, batch, scores, lengths, leaky=0.0, budget=None, weights=None, new=None):
+    """log Z [N], ok [N] and weights [N] times occupancies [N, T, P], which are added to zeros or written over `new`."""
+    array = scores if isinstance(scores, DeviceArray) else on_device(device, scores)
+    dtype = np.float64 if array.dtype == "float64" else np.float32
+    out = on_device(device, np.full(array.shape, 0.0 if new is None else new, dtype))
+    (factors,) = device.upload([np.ones(batch.size) if weights is None else weights])
+    lengths = np.asarray(lengths, dtype=np.int64)
+    given = device, batch, array, lengths, leaky, factors, out, budget, new is not None
+    log_prob, ok = cuda.add_occupancy(*given)
+    return log_prob.read(np.float64), ok.read(np.uint8).astype(bool), read(out)
+
+
+def macros(device, kernel, name):
+    """The values of a macro in the launches of a kernel."""
+    return [dict(launch.kernel.defines)[name] for launch in device.launches if launch.kernel.name == kernel]
 
 
 def assert_same_bits(found, expected):

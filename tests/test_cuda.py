@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from device_arrays import assert_same_bits, on_device, read
+from device_arrays import assert_same_bits, macros, on_device, sums_on
 from random_graphs import connected_graph, left_to_right_graph, twin_graph
 from toy_training import corpus, lfmmi_trainer
 
@@ -90,14 +90,10 @@ def test_recursions_in_windows_equal_the_oracle_and_read_no_padding(name):
     right, ok = reference.log_probs(batch, exact, LENGTHS, leaky)
     reference.add_occupancy(batch, exact, LENGTHS, leaky, weights, want)
     results = []
-    for budget, is_new in product((np.inf, 0.0), (False, True)):
-        out = on_device(device, np.full(scores.shape, np.nan if is_new else 0.0, dtype))
-        (on_it,) = device.upload([weights])
-        there = on_device(device, scores)
-        inputs = device, batch, there, LENGTHS, leaky, on_it, out, budget
-        log_prob, found_ok = cuda.add_occupancy(*inputs, is_new)
-        results.append((log_prob.read(np.float64), read(out)))
-        np.testing.assert_array_equal(found_ok.read(np.uint8).astype(bool), ok)
+    for budget, new in product((np.inf, 0.0), (None, np.nan)):
+        log_prob, found_ok, out = sums_on(device, batch, scores, LENGTHS, leaky, budget, weights, new)
+        results.append((log_prob, out))
+        np.testing.assert_array_equal(found_ok, ok)
     limit = tolerances.FLOAT64 if dtype == np.float64 else tolerances.OCCUPANCY
     allowed = [tolerances.log_prob_tolerance(z) for z in right]
     found = results[0][0]
@@ -106,7 +102,7 @@ def test_recursions_in_windows_equal_the_oracle_and_read_no_padding(name):
     for result in results[1:]:
         assert_same_bits(result, results[0])
     clusters = {launch.kernel.cluster for launch in device.launches if launch.kernel.name == "forward"}
-    on_chip = {dict(x.kernel.defines)["ON_CHIP"] for x in device.launches if x.kernel.name == "forward"}
+    on_chip = {*macros(device, "forward", "ON_CHIP")}
     assert (max(clusters) > 1) == ("cluster" in name) and (on_chip == {0}) == ("memory" in name)
 
 
@@ -120,14 +116,11 @@ def test_a_variant_of_the_plan_launches_other_kernels_or_arcs_and_gives_the_same
         states, arcs, room = (80, 600, 26_000) if name == "MAX_LANES" else (100, 3000, 36_000)
         device = HostDevice(multiprocessors=2, shared_bytes=room)
         table = DenominatorGraph(connected_graph(3, states, arcs), NUM_PDFS).table  # plans are kept with it
-        out, (weights,) = on_device(device, np.zeros(scores.shape, np.float32)), device.upload([np.ones(9)])
         batch, leak = TableBatch.share(table, 9), LEAK
         if name in ("AHEAD", "OWN_HELD_CHUNKS"):
             own = own_batch()
             batch, leak = TableBatch.pack([own.table(n % own.size) for n in range(9)]), 0.0
-        inputs = batch, on_device(device, scores), lengths, leak
-        log_prob, _ = cuda.add_occupancy(device, *inputs, weights, out)
-        results.append((log_prob.read(np.float64), read(out)))
+        results.append(sums_on(device, batch, scores, lengths, leak)[::2])
         kernels_of.append([dict(x.kernel.defines) for x in device.launches if x.kernel.name == "forward"])
     assert kernels_of[0] != kernels_of[1]
     for ours, theirs in zip(*results, strict=True):
@@ -144,13 +137,9 @@ def test_a_batch_laid_out_in_a_worker_gives_the_same_bits_and_is_not_laid_out_ag
     batch, device = own_batch(), HostDevice()
     laid_out = pickle.loads(pickle.dumps(own_batch().lay_out()))
     assert len(laid_out.laid_out.sizes) == 3 and shared_batch().lay_out().laid_out is None
-    weights = device.upload([np.ones(3)])[0]
 
     def occupancy(of, dtype):
-        scores = random_scores(dtype=dtype)
-        out, there = on_device(device, np.zeros(scores.shape, dtype)), on_device(device, scores)
-        log_prob, _ = cuda.add_occupancy(device, of, there, LENGTHS, 0.0, weights, out)
-        return log_prob.read(np.float64), read(out)
+        return sums_on(device, of, random_scores(dtype=dtype), LENGTHS)
 
     expected = {dtype: occupancy(batch, dtype) for dtype in (np.float32, np.float64)}
     with monkeypatch.context() as patch:
@@ -388,18 +377,15 @@ def test_groups_that_take_turns_give_the_bits_of_groups_that_run_together(at_onc
     found = []
     for clusters in (at_once, 64):
         device = HostDevice(multiprocessors=2, clusters=dict.fromkeys((1, 2, 4, 8), clusters), **SMALL)
-        (weights,) = device.upload([np.linspace(0.5, 2.0, 7)])
-        out = on_device(device, np.full(scores.shape, np.nan, np.float32))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cuda_launch, "lanes_for", lambda *_: 1)
-            inputs = batch, on_device(device, scores), lengths, LEAK
-            log_prob, _ = cuda.add_occupancy(device, *inputs, weights, out, None, True)
+            weights = np.linspace(0.5, 2.0, 7)
+            found.append(sums_on(device, batch, scores, lengths, LEAK, weights=weights, new=np.nan))
         plain = [x for x in device.launches if x.kernel.name in ("forward", "backward")]
         plain = [x for x in plain if dict(x.kernel.defines)["KIND"] == PLAIN]
         assert {x.kernel.cluster for x in plain} == {plain[0].kernel.cluster} != {1}
         assert len(plain) == 2
         assert {x.grid[0] // x.kernel.cluster for x in plain} == {min(clusters, 7)}
-        found.append((log_prob.read(np.float64), read(out)))
     assert_same_bits(*found)
     expected = reference.log_probs(batch, np.where(np.isnan(scores), 0, scores), lengths, LEAK).log_prob
     np.testing.assert_allclose(found[0][0], expected, rtol=tolerances.LOG_PROB_RELATIVE, atol=1e-4)

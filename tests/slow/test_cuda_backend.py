@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from device_arrays import needs_host_compiler
+from device_arrays import WAITING, needs_host_compiler
 from loss_inputs import KINDS, WIDTH, make_denominator, make_loss, spoil
 from random_graphs import connected_graph, left_to_right_graph
 
@@ -233,13 +233,8 @@ def test_each_sequence_has_its_denominator_on_a_device_too(kind, which):
 def test_the_loss_reads_nothing_on_the_host_of_what_lives_on_the_device(device, monkeypatch):
     """Only integers (keys, lengths, which denominator) and the weights, which are the caller's on the host, are read."""
     read, weights = [], torch.tensor([1.0, 0.5, 2.0], dtype=torch.float64)
-    names = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__array__")
-    loss = make_loss(
-        "LF-MMI",
-        {"one": make_denominator(0), "two": make_denominator(3)},
-        l2_regularize=0.1,
-        xent_regularize=0.1,
-    )
+    denominators = {"one": make_denominator(0), "two": make_denominator(3)}
+    loss = make_loss("LF-MMI", denominators, l2_regularize=0.1, xent_regularize=0.1)
     scores, graphs = make_scores().requires_grad_(), make_graphs()
     arguments = {
         "weights": weights,
@@ -258,7 +253,7 @@ def test_the_loss_reads_nothing_on_the_host_of_what_lives_on_the_device(device, 
         return spy
 
     with monkeypatch.context() as patch:
-        for name in names:
+        for name in WAITING:
             patch.setattr(torch.Tensor, name, spying(name))
         for value in (
             loss(scores, LENGTHS, graphs, **arguments),
@@ -278,12 +273,9 @@ def test_lf_mmi_adds_penalties_weighs_frames_scales_and_casts_its_gradient_in_on
     given = make_scores(dtype=dtype, scale=30.0)
     given[is_padding()] = math.nan
     given[1, 2] = math.nan
-    found = []
+    penalties, found = {"l2_regularize": 0.01, "out_of_range_regularize": 0.02}, []
     for home in (pretended(), nullcontext()):
-        loss, scores = (
-            make_loss(l2_regularize=0.01, out_of_range_regularize=0.02),
-            given.clone().requires_grad_(),
-        )
+        loss, scores = make_loss(**penalties), given.clone().requires_grad_()
         with home as device:
             value = loss(scores, LENGTHS, graphs, weights=[1.0, 2.0, 0.5], frame_weights=weights)
             first = torch.autograd.grad(value, scores, 3.0 * torch.ones_like(value), retain_graph=True)[0]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tolerances
-from device_arrays import WithFarMemory, assert_same_bits, far_memory, on_device, read
+from device_arrays import WithFarMemory, assert_same_bits, far_memory, macros, on_device, sums_on
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, score_matrices
@@ -92,16 +92,6 @@ def random_scores(size, num_frames, scale=1.0, seed=0):
     return (scale * np.random.default_rng(seed).normal(size=(size, num_frames, NUM_PDFS))).astype(np.float32)
 
 
-def run(device, batch, array, lengths, leaky=0.0, budget=None):
-    """log Z [N], ok [N] and occupancy [N, T, P] of scores on the device."""
-    dtype = np.float64 if array.dtype == "float64" else np.float32
-    out = on_device(device, np.zeros(array.shape, dtype))
-    (on_it,) = device.upload([np.ones(batch.size)])
-    lengths = np.asarray(lengths, dtype=np.int64)
-    log_prob, ok = cuda.add_occupancy(device, batch, array, lengths, leaky, on_it, out, budget)
-    return log_prob.read(np.float64), ok.read(np.uint8).astype(bool), read(out)
-
-
 def expected(batch, scores, lengths, leaky=0.0):
     log_prob, ok = reference.log_probs(batch, scores, np.asarray(lengths), leaky)
     out = np.zeros(scores.shape)
@@ -139,7 +129,7 @@ def test_every_place_agrees_with_the_oracle(device, name, leaky):
     batch = TableBatch.share(denominator(), len(LENGTHS))
     scores = random_scores(batch.size, 8, scale=5.0)
     with planned(*PLACES[name]):
-        found = run(device, batch, on_device(device, scores), LENGTHS, leaky)
+        found = sums_on(device, batch, scores, LENGTHS, leaky)
     assert_right(found, expected(batch, scores, LENGTHS, leaky))
 
 
@@ -152,7 +142,7 @@ def test_scores_decide_the_kind_of_number_of_each_sequence(device):
     scores[3, 3] = -np.inf
     scores[3, 3, 2] = 1.0
     with planned(*PLACES["one block"]):
-        found = run(device, batch, on_device(device, scores), [8] * 4, LEAK)
+        found = sums_on(device, batch, scores, [8] * 4, LEAK)
     assert_right(found, expected(batch, scores, [8] * 4, LEAK))
 
 
@@ -166,7 +156,7 @@ def test_plain_numbers_that_lose_mass_hand_over_to_wide_ones(device):
     scores[1, :3, 0] = scores[1, 3:, 2] = 60.0
     batch = TableBatch.share(table, 2)
     with planned(*PLACES["one block"]):
-        found = run(device, batch, on_device(device, scores), [6, 6], 1e-30)
+        found = sums_on(device, batch, scores, [6, 6], 1e-30)
     assert_right(found, expected(batch, scores, [6, 6], 1e-30))
 
 
@@ -178,7 +168,7 @@ def test_illegal_scores_and_impossible_sequences_are_data(device):
     scores[1, 7:], scores[5, 3:] = np.nan, np.inf  # padding
     for leaky in (0.0, LEAK):
         with planned(*PLACES["four sequences a thread"]):
-            found = run(device, batch, on_device(device, scores), LENGTHS, leaky)
+            found = sums_on(device, batch, scores, LENGTHS, leaky)
         assert found[1].tolist() == [False, True, leaky > 0 or bool(found[1][2]), False, False, True]
         assert np.isnan(found[0][[0, 3]]).all()
         assert found[0][4] == -np.inf
@@ -198,10 +188,10 @@ def test_a_sequence_has_the_same_bits_alone_and_in_a_batch(device, name):
     scores[5] *= 1e6
     batch = TableBatch.share(table, len(LENGTHS))
     with planned(*PLACES[name]):
-        together = run(device, batch, on_device(device, scores), LENGTHS, LEAK)
+        together = sums_on(device, batch, scores, LENGTHS, LEAK)
         for n in (1, 2, 5):
             one, there = TableBatch.share(table, 1), on_device(device, scores[n : n + 1])
-            alone = run(device, one, there, LENGTHS[n : n + 1], LEAK)
+            alone = sums_on(device, one, there, LENGTHS[n : n + 1], LEAK)
             assert_same_bits(alone, [part[n : n + 1] for part in together])
 
 
@@ -214,7 +204,7 @@ def test_blocks_of_a_team_change_no_bit():
         batch = TableBatch.share(fresh(denominator()), 3)
         with planned(*in_memory()), pytest.MonkeyPatch.context() as patch:
             patch.setattr("fsachain.backends.cuda.launch.RESIDENT_BLOCKS", 1)
-            results.append(run(device, batch, on_device(device, scores), [6, 5, 6], LEAK))
+            results.append(sums_on(device, batch, scores, [6, 5, 6], LEAK))
         blocks = {launch.grid[0] for launch in device.launches if launch.kernel.name == "forward"}
         assert blocks == {most}
     for result in results[1:]:
@@ -243,7 +233,7 @@ def test_packed_tables_agree_with_the_oracle(device, scale):
     tables, lengths = numerators()
     batch = TableBatch.pack(tables)
     scores = random_scores(batch.size, 8, scale)
-    assert_right(run(device, batch, on_device(device, scores), lengths), expected(batch, scores, lengths))
+    assert_right(sums_on(device, batch, scores, lengths), expected(batch, scores, lengths))
 
 
 def test_packed_tables_too_large_for_a_block_have_the_same_bits_beside_small_ones():
@@ -252,23 +242,14 @@ def test_packed_tables_too_large_for_a_block_have_the_same_bits_beside_small_one
     tables, lengths = numerators()
     batch = TableBatch.pack(tables)
     scores = random_scores(batch.size, 8)
-    together = run(device, batch, on_device(device, scores), lengths)
+    together = sums_on(device, batch, scores, lengths)
     assert_right(together, expected(batch, scores, lengths))
-    places = {
-        dict(launch.kernel.defines)["ON_CHIP"]
-        for launch in device.launches
-        if launch.kernel.name == "backward"
-    }
-    assert places == {0, 1}
-    forms = {
-        dict(launch.kernel.defines)["EXPONENTS"]
-        for launch in device.launches
-        if launch.kernel.name == "forward"
-    }
-    assert forms == {0, 1}  # one table has weights that need exponents; the others do not pay for it
+    assert {*macros(device, "backward", "ON_CHIP")} == {0, 1}
+    # One table has weights that need exponents; the others do not pay for it.
+    assert {*macros(device, "forward", "EXPONENTS")} == {0, 1}
     for n in (1, 6):
         alone = TableBatch.pack([tables[n]])
-        found = run(device, alone, on_device(device, scores[n : n + 1]), lengths[n : n + 1])
+        found = sums_on(device, alone, scores[n : n + 1], lengths[n : n + 1])
         assert_same_bits(found, [part[n : n + 1] for part in together])
 
 
@@ -285,7 +266,7 @@ def test_states_with_many_arcs_and_pdfs_are_split(device):
     for place in (on_chip(longest=16), on_chip(cluster=2, longest=2), in_memory(longest=16)):
         cuda_launch._kept.pop(batch.tables[0], None)
         with planned(*place):
-            found = run(device, batch, on_device(device, scores), [7, 7, 2], LEAK)
+            found = sums_on(device, batch, scores, [7, 7, 2], LEAK)
         assert_right(found, expected(batch, scores, [7, 7, 2], LEAK))
 
 
@@ -297,9 +278,9 @@ def test_any_graph_agrees_with_the_oracle(fsa, num_frames, data):
     scores = data.draw(score_matrices(num_frames, NUM_PDFS)).astype(np.float32)[None]
     packed, shared = TableBatch.pack([table]), TableBatch.share(table, 1)
     want = expected(packed, scores, [num_frames])
-    assert_right(run(device, packed, on_device(device, scores), [num_frames]), want)
+    assert_right(sums_on(device, packed, scores, [num_frames]), want)
     with planned(*PLACES["cluster of two, all variants"]):
-        assert_right(run(device, shared, on_device(device, scores), [num_frames]), want)
+        assert_right(sums_on(device, shared, scores, [num_frames]), want)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +290,7 @@ def test_many_frames_and_many_sequences_agree_with_the_oracle(device, size, num_
     """More than a counter or a barrier might take."""
     batch = TableBatch.share(denominator(num_states=6, num_arcs=20), size)
     scores, lengths = random_scores(size, num_frames), [num_frames] * size
-    found = run(device, batch, on_device(device, scores), lengths, leaky)
+    found = sums_on(device, batch, scores, lengths, leaky)
     assert_right(found, expected(batch, scores, lengths, leaky))
 
 
@@ -345,8 +326,8 @@ def test_windows_change_no_bit(device, kind, name):
     leaky = LEAK if kind == PLAIN else 0.0
     array = on_device(device, scores.astype(np.float64) if kind == LOG else scores)
     with planned(*PLACES[name]):
-        whole = run(device, batch, array, LENGTHS, leaky, budget=np.inf)
+        whole = sums_on(device, batch, array, LENGTHS, leaky, budget=np.inf)
         launches = len(device.launches)
-        windows = run(device, batch, array, LENGTHS, leaky, budget=0.0)
+        windows = sums_on(device, batch, array, LENGTHS, leaky, budget=0.0)
         assert len(device.launches) - launches > 30  # three windows at least
     assert_same_bits(windows, whole)

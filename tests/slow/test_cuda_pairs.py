@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from device_arrays import needs_host_compiler, on_device, read
+from device_arrays import WAITING, needs_host_compiler, on_device, read
 
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.loss.pruned import PairCall, PairGradientCall, pair_gradient, pair_scores
@@ -118,25 +118,13 @@ def test_the_operators_give_on_a_device_what_they_give_on_the_host(scale):
 
 
 def test_nothing_on_the_way_asks_the_device_for_a_size_or_a_number(monkeypatch):
-    """What waits for a device: sizes that depend on data, and numbers that come to the host."""
     am, lm = (torch.from_numpy(x) for x in random_scores(scale=200.0))
-    waiting = (
-        "nonzero",
-        "item",
-        "tolist",
-        "__bool__",
-        "__float__",
-        "__int__",
-        "cpu",
-        "numpy",
-        "masked_select",
-    )
 
     def refuse(*_, **__):
         raise AssertionError("the host would wait for the device")
 
     with pretended(), monkeypatch.context() as patch:
-        for name in waiting:
+        for name in WAITING:
             patch.setattr(torch.Tensor, name, refuse)
         patch.setattr(torch, "nonzero", refuse)
         symbols, boundary = [[2, 0]] * len(am), [[0, 0, 2, am.shape[1]]] * len(am)

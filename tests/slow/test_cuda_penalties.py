@@ -28,43 +28,17 @@ def large_scores(dtype=np.float32):
     return scores
 
 
-def run(
-    device,
-    array,
-    lengths=LENGTHS,
-    factors=FACTORS,
-    log_probs=(NUM, DEN),
-    out=None,
-    is_divided=False,
-    threads=64,
-):
+def run(device, array, lengths=LENGTHS, factors=FACTORS, log_probs=(NUM, DEN), out=None, is_divided=False):
     """Terms and sums; the gradient of all four sequences, of which two are ok, by way of `out`, unless that is None."""
-    results = [on_device(device, np.full(shape, np.nan)) for shape in (4, len(SUMS), 1)]
-    ok = on_device(device, np.full(4, 7, np.uint8))
-    numbers, (num, den) = (
-        on_device(device, np.stack([WEIGHTS, lengths])),
-        (on_device(device, z) for z in log_probs),
-    )
-    terms = LossTerms(results[0], ok, *results[1:])
-    given = (
-        device,
-        array,
-        int(max(lengths)),
-        numbers,
-        (num, den),
-        SCALE,
-        EXCLUDED,
-        factors,
-        None,
-        is_divided,
-        terms,
-    )
-    loss_terms(*given, threads)
+    values, sums, total = (on_device(device, np.full(size, np.nan)) for size in (4, len(SUMS), 1))
+    terms = LossTerms(values, on_device(device, np.full(4, 7, np.uint8)), sums, total)
+    numbers, both = on_device(device, np.stack([WEIGHTS, lengths])), (on_device(device, z) for z in log_probs)
+    given = int(max(lengths)), numbers, tuple(both), SCALE, EXCLUDED, factors, None, is_divided, terms
+    loss_terms(device, array, *given, 64)
     if out is not None:
         divisor = on_device(device, np.array([-0.25])) if is_divided else None
-        finish_gradient(
-            device, out, array, numbers, ok, factors, None, on_device(device, np.array([2.0])), divisor, out
-        )
+        given = numbers, terms.ok, factors, None, on_device(device, np.array([2.0])), divisor, out
+        finish_gradient(device, out, array, *given)
     return terms
 
 

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tolerances
-from device_arrays import on_device
+from device_arrays import sums_on
 from random_graphs import left_to_right_graph, twin_graph
 
 from fsachain import TableBatch, compile_table, forward_backward
-from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import launch
 from fsachain.backends.cuda.plan import clusters_of
 from fsachain.denominator import DenominatorGraph
@@ -125,13 +124,8 @@ def make_scores():
 
 
 def run(device, case):
-    """log Z and occupancies."""
-    batch, scores = case.make(), make_scores()
-    out = on_device(device, np.zeros_like(scores))
-    (ones,) = device.upload([np.ones(len(LENGTHS))])
-    there = on_device(device, scores)
-    log_prob, _ = cuda.add_occupancy(device, batch, there, LENGTHS, case.leaky, ones, out, case.budget)
-    return log_prob.read(np.float64), out.owner.read(np.float32, scores.shape)
+    """log Z, ok and occupancies."""
+    return sums_on(device, case.make(), make_scores(), LENGTHS, case.leaky, case.budget)
 
 
 @contextmanager
@@ -152,7 +146,7 @@ def recordings_of(name):
     case = CASES[name]
     device = HostDevice(**case.limits)
     with record(device) as recordings, small_blocks(case):
-        log_prob, occupancy = run(device, case)
+        log_prob, _, occupancy = run(device, case)
     right = forward_backward(
         case.make(), make_scores(), LENGTHS, leaky_hmm_coefficient=case.leaky, backend="reference"
     )
