@@ -52,7 +52,7 @@ from fsachain.graph.spelling import (
     ways_to_say,
 )
 from fsachain.graph.transducer import product
-from fsachain.openfst import Transducer
+from fsachain.openfst import Transducer, rows
 
 
 class Segment(NamedTuple):
@@ -112,14 +112,11 @@ class Numerator:
         nor a blank behind one.
         """
         is_word = self.arc_word >= 0
-        inside = set(zip(self.fsa.dst[is_word].tolist(), self.arc_word[is_word].tolist(), strict=True))
+        inside = set(rows(self.fsa.dst[is_word], self.arc_word[is_word]))
         is_blank = self.arc_phone == 0
-        behind = dict(zip(self.fsa.src[is_blank].tolist(), self.fsa.dst[is_blank].tolist(), strict=True))
+        behind = dict(rows(self.fsa.src[is_blank], self.fsa.dst[is_blank]))
         inside |= {(behind[state], word) for state, word in inside if state in behind}
-        begins = [
-            word >= 0 and (src, word) not in inside
-            for src, word in zip(self.fsa.src.tolist(), self.arc_word.tolist(), strict=True)
-        ]
+        begins = [word >= 0 and (src, word) not in inside for src, word in rows(self.fsa.src, self.arc_word)]
         mass = np.asarray(arc_occupancy, dtype=np.float64).sum(axis=0)
         said = np.zeros(len(self.words))
         np.add.at(said, self.arc_word[begins], mass[begins])
@@ -192,8 +189,7 @@ class Numerator:
         cut[0] = True
         first = np.flatnonzero(cut)
         length = np.diff(np.append(first, len(path)))
-        columns = (phone[first].tolist(), word[first].tolist(), first.tolist(), length.tolist())
-        return [Segment(*fields) for fields in zip(*columns, strict=True)]
+        return [Segment(*fields) for fields in rows(phone[first], word[first], first, length)]
 
 
 def build_numerator(
@@ -260,8 +256,7 @@ def _placed(made: Numerator, transcript: Transcript, forgive: Forgiveness, tree:
     while (state < 0).any():  # behind a blank is where it began
         reached = (state[fsa.dst] < 0) & (state[fsa.src] >= 0)
         state[fsa.dst[reached]] = state[fsa.src[reached]]
-    place, star = np.array(transcript.place)[state], np.array(transcript.star)[state]
-    places = np.where(place < 0, -1, 2 * place + star).astype(np.int32)
+    places = np.array(transcript.place, dtype=np.int32)[state]
     return replace(made, arc_word=words, forgive=forgive, state_place=places)
 
 
@@ -275,8 +270,8 @@ def _merged(made: Numerator) -> Numerator:
     assert made.state_place is not None
     place = made.state_place
     is_start = made.arc_is_start | (made.arc_word < NO_WORD)
-    rows = np.stack([made.fsa.pdf, made.arc_phone, made.arc_word, is_start, place[made.fsa.dst]])
-    kinds, label = np.unique(rows, axis=1, return_inverse=True)
+    labels = np.stack([made.fsa.pdf, made.arc_phone, made.arc_word, is_start, place[made.fsa.dst]])
+    kinds, label = np.unique(labels, axis=1, return_inverse=True)
     fsa = merge_down(replace(made.fsa, pdf=label.ravel()), math.inf, place)
     pdf, phone, word, starts, places = kinds[:, fsa.pdf]
     state_place = np.zeros(fsa.num_states, dtype=np.int32)

@@ -55,14 +55,13 @@ _Arc = tuple[int, int, int, float, int]  # src, dst, phone, log_prob, tag
 class Transcript(NamedTuple):
     """All phone sequences that may have been said where words were written, epsilon-free; start state 0.
 
-    tag [A] is that of a `Way`, `NO_WORD` for silence, or -2 - k for a star at place k. place [S] is the state's place, -1
-    within a word; star [S] says whether the state is in a star or behind it.
+    tag [A] is that of a `Way`, `NO_WORD` for silence, or -2 - k for a star at place k. place [S] is 2 k for a state at place
+    k, and one more in a star or behind it; -1 within a word.
     """
 
     graph: Transducer
     tag: list[int]
     place: list[int]
-    star: list[bool]
 
 
 def transcript_acceptor(
@@ -87,61 +86,58 @@ def transcript_acceptor(
         forgive: what may be wrong, in place of `jumps`.
         anything: what a star of `forgive` stands for.
     """
-    silence, no_silence = lexicon.silence_log_probs()
+    (silence, no_silence), silence_phone = lexicon.silence_log_probs(), lexicon.silence_phone
     most, prices = (0, []) if forgive is None else (forgive.most_left_out, forgive.prices().tolist())
-    place_of, in_star = list[int](), list[bool]()  # by state
+    place_of: list[int] = []  # by state, as in `Transcript`
     arcs: list[list[_Arc]] = [[] for _ in range(len(words) + 1)]  # by place, those behind it
     leaving: list[list[tuple[int, float]]] = []  # by place, what may be left: states and weights
 
-    def state(place: int, star: bool = False) -> int:
-        place_of.append(place)
-        in_star.append(star)
-        return len(place_of) - 1
+    def states_at(place: int, count: int = 1) -> range:
+        place_of.extend([place] * count)
+        return range(len(place_of) - count, len(place_of))
 
-    def with_silence(
-        states: list[tuple[int, float]], place: int, star: bool = False
-    ) -> list[tuple[int, float]]:
+    def with_silence(states: list[tuple[int, float]], place: int, star: int = 0) -> list[tuple[int, float]]:
         """What leaves these states, or an optional silence behind them."""
         found = [(here, weight + no_silence) for here, weight in states]
-        if lexicon.silence_phone is not None:
-            ready = state(place, star)
-            arcs[place] += [(here, ready, lexicon.silence_phone, w + silence, NO_WORD) for here, w in states]
+        if silence_phone is not None:
+            (ready,) = states_at(2 * place + star)
+            arcs[place] += [(here, ready, silence_phone, w + silence, NO_WORD) for here, w in states]
             found.append((ready, 0.0))
         return found
 
     def star_behind(place: int, part: Fsa) -> list[tuple[int, float]]:
         """What leaves a star at a place of which `leaving` has all else."""
         before, again = list(leaving[place]), place - most
-        if again >= 0 and lexicon.silence_phone is not None and prices[True][most] > -math.inf:
-            before.append((leaving[again][-1][0], prices[True][most]))
-        copy = [state(place, True) for _ in range(part.num_states)]
+        if again >= 0 and silence_phone is not None and prices[1][most] > -math.inf:
+            before.append((leaving[again][-1][0], prices[1][most]))
+        copy = states_at(2 * place + 1, part.num_states)
         tag = NO_WORD - 1 - place
         for src, dst, phone, weight in rows(part.src, part.dst, part.pdf + 1, part.log_prob):
             arcs[place].append((copy[src], copy[dst], phone, weight, tag))
             if src == part.start:
                 arcs[place] += [(here, copy[dst], phone, w + weight, tag) for here, w in before]
         ends = [(copy[end], float(part.final_log_prob[end])) for end in np.unique(part.dst).tolist()]
-        return with_silence([(end, weight) for end, weight in ends if weight > -math.inf], place, True)
+        return with_silence([(end, weight) for end, weight in ends if weight > -math.inf], place, 1)
 
     behind: list[list[list[int]]] = []  # of each way to say each word, the states behind its phones
-    said = state(0)
+    (said,) = states_at(0)
     for place in range(len(words) + 1):
         leaving.append(with_silence([(said, 0.0)], place))
         if forgive is not None and forgive.has_star and anything is not None:
             leaving[place] += star_behind(place, anything)
         if place < len(words):
-            said = state(place + 1)
-            behind.append([[*(state(-1) for _ in way.phones[1:]), said] for way in words[place]])
+            (said,) = states_at(2 * place + 2)
+            behind.append([[*states_at(-1, len(way.phones) - 1), said] for way in words[place]])
 
     def before(place: int) -> list[tuple[int, float]]:
         """The states that what follows a place may leave, with their weights."""
         if forgive is None:
             return [(here, w + jump) for other, jump in jumps(place) for here, w in leaving[other]]
         return [
-            (here, w + prices[in_star[here]][skipped])
+            (here, w + prices[place_of[here] % 2][skipped])
             for skipped in range(min(place, most) + 1)
             for here, w in leaving[place - skipped]
-            if prices[in_star[here]][skipped] > -math.inf
+            if prices[place_of[here] % 2][skipped] > -math.inf
         ]
 
     for place, ways in enumerate(words):
@@ -154,7 +150,7 @@ def transcript_acceptor(
     constant = 0.0 if forgive is None else forgive.constant(len(words))
     for here, weight in before(len(words)):
         final[here] = np.logaddexp(final[here], weight + constant)
-    return Transcript(*_acceptor(list(chain.from_iterable(arcs)), final, 0), place_of, in_star)
+    return Transcript(*_acceptor(list(chain.from_iterable(arcs)), final, 0), place_of)
 
 
 def _acceptor(
