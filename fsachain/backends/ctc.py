@@ -107,17 +107,6 @@ class CtcProblem(NamedTuple):
         return math.log(max(1, self.num_classes - 1)) if self.forgive.star == "mean" else 0.0
 
 
-class CtcColumns(NamedTuple):
-    """What each column of a target reads: its class [K], and what is taken off the score there [K].
-
-    slope [K]: the delay penalty of the columns that have one.
-    """
-
-    classes: Integers
-    offset: Floats
-    slope: Floats
-
-
 def column_labels(num_labels: int, repeats_apart: bool, has_star: bool) -> Integers:
     """[K]: the label of each column, counted from 1, 0 for the blank and the star."""
     labels = np.arange(num_labels + 1)
@@ -125,15 +114,11 @@ def column_labels(num_labels: int, repeats_apart: bool, has_star: bool) -> Integ
     return np.append(0, labels) if has_star else labels
 
 
-def columns_of(problem: CtcProblem, n: int) -> CtcColumns:
-    """The columns of sequence n."""
+def _classes(problem: CtcProblem, n: int) -> tuple[Integers, Integers]:
+    """[K]: the label of each column of sequence n, see `column_labels`, and the class that it reads."""
     count = int(problem.label_counts[n])
-    has_star = problem.forgive.has_star
-    label = column_labels(count, problem.repeats_apart, has_star)
-    classes = np.append(problem.blank, problem.labels[n, :count])[label]
-    offset = problem.log_prior[classes] if problem.log_prior.size else np.zeros(len(classes))
-    slope = np.where(np.diff(label, prepend=0) > 0, problem.delay_penalty, 0.0)
-    return CtcColumns(classes, offset, slope)
+    label = column_labels(count, problem.repeats_apart, problem.forgive.has_star)
+    return label, np.append(problem.blank, problem.labels[n, :count])[label]
 
 
 def column_shape(labels: Integers, topology: CtcTopology, repeats_apart: bool, forgive: Forgiveness) -> Fsa:
@@ -156,10 +141,12 @@ def column_graph(problem: CtcProblem, n: int) -> Fsa:
 def column_scores(problem: CtcProblem, scores: Rows, n: int) -> Floats:
     """[T_n, K]: what the graph of sequence n reads, float64."""
     frames = int(problem.frame_counts[n])
-    columns = columns_of(problem, n)
+    label, classes = _classes(problem, n)
+    offset = problem.log_prior[classes] if problem.log_prior.size else np.zeros(len(classes))
+    slope = np.where(np.diff(label, prepend=0) > 0, problem.delay_penalty, 0.0)
     late = (frames - 1) / 2.0 - np.arange(frames)[:, None]
-    own = scores.sequence(n)[:frames, columns.classes].astype(np.float64)
-    found = own - columns.offset + columns.slope * late
+    own = scores.sequence(n)[:frames, classes].astype(np.float64)
+    found = own - offset + slope * late
     if problem.forgive.has_star:
         _, log_sum = _units(problem, scores, n, frames)
         found[:, STAR] = log_sum - problem.star_offset
@@ -183,7 +170,7 @@ def write_gradient(
     into[frames:] = 0.0
     if not frames:
         return
-    classes = columns_of(problem, n).classes
+    _, classes = _classes(problem, n)
     gradient = np.zeros((frames, problem.num_classes))
     if statistics.size:
         top, total = statistics[:, n, :frames, None]

@@ -120,8 +120,8 @@ def _ctc(call: CtcCall) -> CtcLosses:
             _check_sums_there(scores, call.input_lengths, call.names)
         return _forgiving(call, problem) if call.penalties else _on_device(call, problem)
     problem, rows, is_logits = call.problem(call.targets), _rows(scores), call.inputs == "logits"
-    gradient = _gradient_of(scores, call.with_gradient)
-    module, out = ctc_backend(call.backend, scores), gradient.reshape(-1)
+    gradient = _new_gradient(scores, call.with_gradient)
+    module, out = ctc_backend(call.backend, scores), gradient.numpy().reshape(-1)
     size, num_frames, _ = rows.shape
     statistics = np.zeros((2, size, num_frames)) if is_logits else _NO_STATISTICS
     checks = None if is_logits else _checks(call.unnormalized)
@@ -142,10 +142,9 @@ def _ctc(call: CtcCall) -> CtcLosses:
         rounding = (8.0 * torch.finfo(scores.dtype).eps * (problem.frame_counts + 1)).tolist()
         losses = [0.0 if -most <= loss < 0.0 else loss for loss, most in zip(losses, rounding, strict=True)]
     loss = reduce_on_host(losses, shares, call.reduction, call.zero_infinity, _wide(scores))
-    derivative = torch.from_numpy(gradient)
     if call.with_gradient and _is_batch_first(scores):
-        derivative = derivative.transpose(0, 1)
-    return CtcLosses(loss, derivative)
+        gradient = gradient.transpose(0, 1)
+    return CtcLosses(loss, gradient)
 
 
 def _shares(call: CtcCall, problem: CtcProblem) -> list[float]:
@@ -258,12 +257,11 @@ def _star(scores: Tensor, blank: int) -> Tensor:
     return torch.stack(parts).logsumexp(0) if parts else scores.new_full(scores.shape[:2], -math.inf)
 
 
-def _gradient_of(scores: Tensor, wanted: bool) -> npt.NDArray[np.floating]:
-    """Uninitialised, as contiguous as the scores, [T, N, C] or batch first; by numpy, see `new_like`."""
-    num_frames, size, num_classes = scores.shape
-    shape = (size, num_frames) if _is_batch_first(scores) else (num_frames, size)
-    kind = np.float64 if scores.dtype == torch.float64 else np.float32
-    return np.empty((*shape, num_classes) if wanted else (0, 0, 0), kind)
+def _new_gradient(scores: Tensor, wanted: bool) -> Tensor:
+    """Uninitialised, as contiguous as the scores, [T, N, C] or batch first; empty where none is wanted."""
+    if not wanted:
+        return scores.new_empty((0, 0, 0), dtype=_wide(scores))
+    return new_like(scores.transpose(0, 1) if _is_batch_first(scores) else scores, "empty")
 
 
 _NO_PRIORS = np.empty(0)
@@ -340,11 +338,9 @@ def _on_device(call: CtcCall, problem: CtcProblem) -> CtcLosses:
     """
     scores, is_logits = call.scores, call.inputs == "logits"
     device = cuda.find_device(scores)
-    gradient = scores.new_empty((0, 0, 0), dtype=_wide(scores))
-    if call.with_gradient:
-        is_batch_first = _is_batch_first(scores)
-        gradient = new_like(scores.transpose(0, 1) if is_batch_first else scores, "empty")
-        gradient = gradient.transpose(0, 1) if is_batch_first else gradient
+    gradient = _new_gradient(scores, call.with_gradient)
+    if call.with_gradient and _is_batch_first(scores):
+        gradient = gradient.transpose(0, 1)
     priors = problem.log_prior if problem.log_prior.size else None
     loss, reduced = _reduced(call)
     shares = np.array(_shares(call, problem))

@@ -316,7 +316,7 @@ def write_zeros(form: Any, out: Any, start: int, count: int) -> None:
 
 
 class OwnColumns(NamedTuple):
-    """What each column of each lane reads: see `fsachain.backends.ctc.CtcColumns`.
+    """What each column of each lane reads: see `fsachain.backends.ctc.column_scores`.
 
     active [K, W]: classes; counts [W]: columns in use; offset [K, W], slope [K]; tiles and place as in `frames.Columns`:
     none, and k. A lane with such columns is rounded alike alone and beside others: `frames` tells them by this type.

@@ -21,6 +21,7 @@ from fsachain.backends.cuda.layout import (
     LOG_2,
     PLAIN,
     PLAIN_SHIFT,
+    SIZES,
     WIDE,
     Bytes,
     Division,
@@ -48,6 +49,7 @@ GROUP = fields_of(
     "shards first_shard states pairs columns vectors first_column first_pair_row probs history state work forward_partials "
     "backward_partials max_shard_states max_shard_pairs filled_pairs growth"
 )
+OF_TABLE = [name for name in GROUP.fields or () if name in (SIZES.fields or ())]
 OF_GROUP = ("probs", "history", "state", "work")  # fields of a group that say where its values begin
 FIRST_OF_GROUP = list(GROUP.fields or ()).index("probs")
 
@@ -127,18 +129,8 @@ class PlannedTables:
     def fields(self) -> Integers:
         """[tables, `GROUP`]: what does not depend on the sequences; 0 for the rest."""
         sizes, fields = self.sizes, np.zeros(len(self.sizes), GROUP)
-        for name in (
-            "shards",
-            "states",
-            "pairs",
-            "columns",
-            "max_shard_states",
-            "max_shard_pairs",
-            "filled_pairs",
-        ):
-            fields[name] = sizes[name]
-        for name in PARTIALS:
-            fields[name] = sizes[name if self.plan.on_chip else f"all_{name}"]
+        for name in OF_TABLE:
+            fields[name] = sizes[f"all_{name}" if name in PARTIALS and not self.plan.on_chip else name]
         fields["first_shard"] = starts_of(sizes["shards"])
         fields["vectors"] = starts_of(2 * sizes["states"] + 2)
         fields["first_column"] = starts_of(sizes["columns"])
