@@ -1,5 +1,6 @@
 """The command line in this process, a small corpus with its graphs, a server of files: fixtures."""
 
+import shlex
 import shutil
 import sys
 import threading
@@ -14,6 +15,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+ARPA = "\\data\\\nngram 1=4\n\n\\1-grams:\n-99 <s>\n-0.5 </s>\n-0.5 yes\n-0.5 no\n\n\\end\\\n"
 TEXT = "u1 yes no\nu2 no\nu3 no no yes\nu4 yes no no\nu5 yes yes\n"
 
 
@@ -69,7 +71,7 @@ class CommandLine:
         self.capsys = capsys
 
     def __call__(self, line: str, *others: object) -> Outcome:
-        status = run_command(*line.split(), *others)
+        status = run_command(*shlex.split(line), *others)
         captured = self.capsys.readouterr()
         return Outcome(status, captured.out, captured.err)
 

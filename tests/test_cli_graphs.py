@@ -122,9 +122,9 @@ def test_a_training_is_not_mixed_with_another(fsachain, recorded):
         assert outcome.status == 1 and "exp: holds a training with other options" in outcome.err
         assert told in outcome.err
     fsachain.ok(first)
-    again, constant = first.replace("exp", "new"), ("--set", "train.schedule={decay: constant, warmup: 0}")
-    fsachain.ok(again, *constant)
-    outcome = fsachain(f"{again} --num-epochs 2", *constant)
+    again = f"{first.replace('exp', 'new')} --set 'train.schedule={{decay: constant, warmup: 0}}'"
+    fsachain.ok(again)
+    outcome = fsachain(f"{again} --num-epochs 2")
     assert outcome.status == 0 and "epoch   2/2" in outcome.err and "epoch   1/" not in outcome.err
 
 

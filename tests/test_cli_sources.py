@@ -320,16 +320,16 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
 
 def test_a_keyword_is_looked_for_in_a_data_directory(fsachain, trained):
     keyword = "keyword exp/model.safetensors data --lang lang"
-    text = fsachain.ok(f"{keyword} --false-alarms-per-hour 0", "yes no", "spot").out
+    text = fsachain.ok(f"{keyword} 'yes no' spot --false-alarms-per-hour 0").out
     assert text.startswith("false-reject rate ") and "of 2)" in text and "3 utterances" in text
     rows = [line.split() for line in (trained / "spot/scores.txt").read_text().splitlines()]
     assert {name: mark for name, _, mark in rows} == {"u1": "1", "u2": "0", "u3": "0", "u4": "1", "u5": "0"}
     threshold = max(float(score) for _, score, mark in rows if mark == "0")
     missed = sum(float(score) <= threshold for _, score, mark in rows if mark == "1")
     assert f"({missed} of 2)" in text
-    outcome = fsachain(keyword, "yes yes yes", "none")
+    outcome = fsachain(f"{keyword} 'yes yes yes' none")
     assert_one_line(outcome, "0 of 5 utterances have the keyword 'yes yes yes'")
-    assert_one_line(fsachain(keyword, "maybe", "none"), "word 'maybe'")
+    assert_one_line(fsachain(f"{keyword} maybe none"), "word 'maybe'")
 
 
 def test_a_grammar_of_kaldi_decodes_as_its_arpa_file_does(fsachain, trained):

@@ -22,23 +22,20 @@ from fsachain.graph.numerator import load_numerators
 from fsachain.graph.patterns import parse_pattern
 
 FIRST = ["lang", "features", "graphs", "train", "decode", "align", "report"]
-SMALL = [
-    *("--set", "train.num_threads=1", "--set", "train.average_last=1", "--workers", 1),
-    *("--set", "decoding.lm_weights=[1.0]", "--set", "decoding.word_insertion_penalties=[0.0]"),
-]
-CTC = [
-    *("--set", "lang.topology=ctc", "--set", "phone_lm.ngram_order=0"),
-    *("--set", "loss.leaky_hmm_coefficient=0.0"),
-]
+INPUTS = (
+    "--train data --dev data --test data --lexicon lexicon.txt --config small.yaml --workers 1 "
+    "--set train.num_threads=1 --set train.average_last=1 "
+    "--set decoding.lm_weights=[1.0] --set decoding.word_insertion_penalties=[0.0]"
+)
+CTC = "--set lang.topology=ctc --set phone_lm.ngram_order=0 --set loss.leaky_hmm_coefficient=0.0"
 
 
 @pytest.fixture
 def inputs(recorded):
     """The same five recordings thrice, as a training takes them where their words agree."""
-    data, config = recorded / "data", recorded / "small.yaml"
+    config = recorded / "small.yaml"
     config.write_text(config.read_text().replace("sample_rate: 8000, num_mel_bins: 8", ""))
-    lexicon = ("--lexicon", recorded / "lexicon.txt", "--config", config)
-    return ["--train", data, "--dev", data, "--test", data, *lexicon, *SMALL]
+    return INPUTS
 
 
 @pytest.fixture
@@ -51,7 +48,7 @@ def stages_of(out):
 
 
 def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp, inputs):
-    outcome = fsachain.ok("run exp", *inputs, "--seed", 3)
+    outcome = fsachain.ok(f"run exp {inputs} --seed 3")
     assert stages_of(outcome.out) == FIRST
     assert "features, as the recordings have them: 40 fbank at 8000 Hz" in outcome.out
     assert re.search(r"dev: 5 utterances, .* minutes, 5 of them in train as well\n", outcome.out)
@@ -65,7 +62,7 @@ def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp, inp
 
 
 def test_changed_options_and_data_are_noticed(fsachain, exp, inputs, recorded):
-    fsachain.ok("run exp", *inputs)
+    fsachain.ok(f"run exp {inputs}")
     outcome = fsachain.ok("run exp --set decoding.ngram_order=2 --to decode")
     assert "done before: lang, features, graphs, train" in outcome.out
     assert stages_of(outcome.out) == ["decode"]
@@ -78,13 +75,12 @@ def test_changed_options_and_data_are_noticed(fsachain, exp, inputs, recorded):
 
 
 def test_a_word_network_of_the_training_text_and_sums_over_paths_rescore(fsachain, exp, inputs):
-    fsachain.ok("run exp", *inputs, "--to", "decode")
-    network = ("--set", "rescoring.network_epochs=2", "--set", "rescoring.speeds=[0.9, 1.0]")
-    network += ("--set", "decoding.ngram_order=2")
-    assert stages_of(fsachain.ok("run exp", *network).out) == ["decode", "rescore", "align", "report"]
+    fsachain.ok(f"run exp {inputs} --to decode")
+    network = "--set rescoring.network_epochs=2 --set rescoring.speeds=[0.9,1.0] --set decoding.ngram_order=2"
+    assert stages_of(fsachain.ok(f"run exp {network}").out) == ["decode", "rescore", "align", "report"]
     assert (exp / "decode" / "dev" / "lattices.ark").is_file() and (exp / "rescore" / "wer.json").is_file()
     assert "rescored " in (exp / "report.txt").read_text()
-    spelt = fsachain("run exp", *network, "--set", "decoding.open_vocabulary=true", "--to", "rescore")
+    spelt = fsachain(f"run exp {network} --set decoding.open_vocabulary=true --to rescore")
     assert_one_line(spelt, "rescoring.network_epochs: expected 0")
     options = "--set decoding.open_vocabulary=true --set rescoring.network_epochs=0"
     assert_one_line(fsachain(f"run exp {options} --to rescore"), "rescoring.speeds = [0.9, 1]: expected []")
@@ -93,22 +89,22 @@ def test_a_word_network_of_the_training_text_and_sums_over_paths_rescore(fsachai
 def test_rescore_with_the_word_network_that_a_run_kept_finds_what_the_run_found(
     fsachain, exp, inputs, recorded
 ):
-    options = ("--set", "rescoring.network_epochs=2", "--set", "decoding.ngram_order=2")
-    told = fsachain.ok("run exp", *inputs, *options, "--to", "rescore").out
+    options = "--set rescoring.network_epochs=2 --set decoding.ngram_order=2"
+    told = fsachain.ok(f"run exp {inputs} {options} --to rescore").out
     assert told.count("dev   WER") == 2, "the search's choice and that of rescoring"
-    arpa, data, kept = exp / "decode" / "grammar.arpa", recorded / "data", exp / "rescore"
-    command = f"rescore {exp}/model/model.safetensors {data} {arpa} again"
-    search = f"--arpa {arpa} --dev {data} --lattices {exp}/decode --workers 1"
-    fsachain.ok(f"{command} {search} --word-network {kept}/word_network.safetensors")
+    arpa, model = "exp/decode/grammar.arpa", "exp/model/model.safetensors"
+    search = f"--arpa {arpa} --dev data --lattices exp/decode --workers 1"
+    command = f"rescore {model} data {arpa} again {search} --word-network"
+    fsachain.ok(f"{command} exp/rescore/word_network.safetensors")
     for name in ("hyp.txt", "tuning.txt"):
-        assert (recorded / "again" / name).read_text() == (kept / name).read_text()
-    other = fsachain(f"{command} {search} --word-network {exp}/model/model.safetensors")
+        assert (recorded / "again" / name).read_text() == (exp / "rescore" / name).read_text()
+    other = fsachain(f"{command} {model}")
     assert_one_line(other, "holds no word network")
 
 
 def test_options_that_a_training_refuses_are_forgotten(fsachain, exp, inputs):
     """The folder is as it was: without them the run is done, and other options do not meet them again."""
-    fsachain.ok("run exp", *inputs, "--to", "train")
+    fsachain.ok(f"run exp {inputs} --to train")
     outcome = fsachain("run exp --set network.channels=16 --to train")
     assert outcome.status == 1 and "network.channels was 8, is 16" in outcome.err
     assert stages_of(fsachain.ok("run exp --to train").out) == []
@@ -120,16 +116,15 @@ def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, ex
 
     with monkeypatch.context() as patch:
         patch.setattr("fsachain.cli.run.Recogniser.decode", interrupt)
-        assert fsachain("run exp", *inputs).status == EXIT_INTERRUPTED
-    assert stages_of(fsachain("run exp", *inputs).out) == ["decode", "align", "report"]
+        assert fsachain(f"run exp {inputs}").status == EXIT_INTERRUPTED
+    assert stages_of(fsachain(f"run exp {inputs}").out) == ["decode", "align", "report"]
 
 
 def test_what_else_may_have_been_said_becomes_numerators(fsachain, exp, inputs, recorded):
     """`mend --alternatives` writes patterns, which `run --patterns` trains on in place of the transcripts."""
-    fsachain.ok("run exp", *inputs, "--to", "train")
-    model = exp / "model" / "model.safetensors"
-    mend = f"mend {model} data mended --substitution 0.5 --insertion 0.5"
-    fsachain.ok(f"{mend} --deletion 0.5 --alternatives 3")
+    fsachain.ok(f"run exp {inputs} --to train")
+    penalties = "--substitution 0.5 --insertion 0.5 --deletion 0.5"
+    fsachain.ok(f"mend exp/model/model.safetensors data mended {penalties} --alternatives 3")
     lines = (recorded / "mended" / "patterns.txt").read_text().splitlines()
     assert any("|" in line for line in lines)
     best = read_text(recorded / "mended" / "text")
@@ -141,9 +136,8 @@ def test_what_else_may_have_been_said_becomes_numerators(fsachain, exp, inputs, 
             found = words[0]
         assert tuple(found) == best[name]
     shutil.copy(recorded / "mended" / "text", recorded / "data" / "text")
-    second = exp.with_name("second")
-    fsachain.ok(f"run {second}", *inputs, "--patterns", recorded / "mended" / "patterns.txt", "--to", "train")
-    numerators = load_numerators(second / "graphs" / "train.npz")
+    fsachain.ok(f"run second {inputs} --patterns mended/patterns.txt --to train")
+    numerators = load_numerators(recorded / "second" / "graphs" / "train.npz")
     assert any(len(numerator.words) > len(best[name]) for name, numerator in numerators.items())
 
 
@@ -153,42 +147,38 @@ def test_patterns_take_the_place_of_transcripts_that_cannot_be_used(fsachain, ex
     shutil.copytree(recorded / "data", train)
     (train / "text").write_text("u1\nu2 maybe\nu3 yes\nu4 no\nu5 no yes\n")
     patterns.write_text("u1 ( 0.6 yes | 0.4 no )\nu2 * no *\nu9 yes\n")
-    inputs[1] = train
-    outcome = fsachain("run exp", *inputs, "--patterns", patterns, "--to", "graphs")
+    given = f"{inputs.replace('--train data', '--train patterned')} --patterns patterns.txt --to graphs"
+    outcome = fsachain(f"run exp {given}")
     assert outcome.status == EXIT_LEFT_OUT, outcome.err  # of the phone language model
     assert set(load_numerators(exp / "graphs" / "train.npz")) == {"u1", "u2", "u3", "u4", "u5"}
     patterns.write_text("u9 yes\n")
-    given = ("run", exp.with_name("other"), *inputs, "--patterns", patterns, "--to", "graphs")
-    assert_one_line(fsachain(*given), "patterns.txt: has 1 utterance, the first is 'u9'; expected some of")
+    assert_one_line(
+        fsachain(f"run other {given}"), "patterns.txt: has 1 utterance, the first is 'u9'; expected some of"
+    )
 
 
 def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inputs):
-    first = [*inputs, "--set", "phone_lm.ngram_order=2", "--set", "phone_lm.no_prune_ngram_order=2"]
-    fsachain.ok("run exp", *first, "--to", "train")
+    first = f"{inputs} --set phone_lm.ngram_order=2 --set phone_lm.no_prune_ngram_order=2"
+    fsachain.ok(f"run exp {first} --to train")
     second = exp.with_name("second")
-    mean = ("--set", "supervision.chunk_frames=60", "--set", "decoding.first_pass_share=0.5")
-    outcome = fsachain.ok(f"run {second} --first {exp}", *mean)
+    mean = "--set supervision.chunk_frames=60 --set decoding.first_pass_share=0.5"
+    outcome = fsachain.ok(f"run second --first exp {mean}")
     assert stages_of(outcome.out) == ["align-train", "supervise", *FIRST[3:]]
     assert Experiment.read(second / "config.yaml").phone_lm.ngram_order == 2
     assert (second / "report.html").is_file() and not (second / "lang").exists()
     assert_one_line(fsachain("run exp --first exp"), "is EXP itself")
-    alone = fsachain("run", exp.with_name("third"), *inputs, *mean)
+    alone = fsachain(f"run third {inputs} {mean}")
     assert_one_line(alone, "decoding.first_pass_share = 0.5 without --first")
 
 
 def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp, inputs, recorded):
-    fsachain.ok("run exp", *inputs, *CTC, "--to", "train")
-    lang, graph = ("--lang", recorded / "ctc-lang"), ("--den", recorded / "ctc-den")
-    data, numerators = recorded / "data", recorded / "ctc.npz"
-    for step in (
-        ("lang", recorded / "lexicon.txt", lang[1], "--config", recorded / "small.yaml", *CTC),
-        ("phone-lm", data / "text", recorded / "ctc.fst", *lang),
-        ("den-graph", recorded / "ctc.fst", graph[1], *lang),
-        ("num-graphs", data, numerators, *lang, *graph),
-        ("train", data, numerators, recorded / "model", *lang, *graph),
-    ):
-        fsachain.ok(*step)
-    free = Fsa.read(graph[1] / "den.fst")
+    fsachain.ok(f"run exp {inputs} {CTC} --to train")
+    fsachain.ok(f"lang lexicon.txt ctc-lang --config small.yaml {CTC}")
+    fsachain.ok("phone-lm data/text ctc.fst --lang ctc-lang")
+    fsachain.ok("den-graph ctc.fst ctc-den --lang ctc-lang")
+    fsachain.ok("num-graphs data ctc.npz --lang ctc-lang --den ctc-den")
+    fsachain.ok("train data ctc.npz model --lang ctc-lang --den ctc-den")
+    free = Fsa.read(recorded / "ctc-den/den.fst")
     assert free.num_states == 1 and free.pdf.tolist() == list(range(7)) and not free.log_prob.any()
     for name in ("den.fst", "normalization.fst"):
         assert (recorded / "ctc-den" / name).read_bytes() == (exp / "graphs" / name).read_bytes()
@@ -196,30 +186,30 @@ def test_ctc_by_run_and_by_single_commands_has_one_denominator(fsachain, exp, in
 
 def test_utterances_left_out_are_told_once_and_end_with_status_3(fsachain, exp, inputs, recorded):
     (recorded / "data" / "text").write_text(TEXT.replace("u2 no", "u2 maybe"))
-    outcome = fsachain("run exp", *inputs)
+    outcome = fsachain(f"run exp {inputs}")
     assert outcome.status == EXIT_LEFT_OUT, outcome.err
     assert stages_of(outcome.out) == FIRST
     faults = [json.loads(line) for line in (exp / "faults.jsonl").read_text().splitlines()]
     assert len(faults) == len({(fault["id"], fault["kind"]) for fault in faults})
     assert {fault["id"] for fault in faults if fault["kind"] == "unknown word"} == {"u2"}
-    stopped = fsachain("run exp", *inputs, "--bad-data", "stop", "--from", "graphs")
+    stopped = fsachain(f"run exp {inputs} --bad-data stop --from graphs")
     assert_one_line(stopped, "--bad-data is stop", "u2")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--from", "decode"], "--from decode: exp has no stage lang that is done"),
-        (["--from", "graphs", "--to", "lang"], "--from graphs: exp has no stage lang"),
-        (["--to", "supervise"], "--to supervise: this run has the stages lang, features, graphs"),
+        ("--from decode", "--from decode: exp has no stage lang that is done"),
+        ("--from graphs --to lang", "--from graphs: exp has no stage lang"),
+        ("--to supervise", "--to supervise: this run has the stages lang, features, graphs"),
     ],
 )
 def test_stages_that_cannot_be_are_named(fsachain, exp, inputs, options, message):
-    assert_one_line(fsachain("run exp", *inputs, *options), message)
+    assert_one_line(fsachain(f"run exp {inputs} {options}"), message)
 
 
 def test_missing_input_is_named(fsachain, exp, inputs):
-    outcome = fsachain("run exp", *inputs[2:])
+    outcome = fsachain(f"run exp {inputs.removeprefix('--train data ')}")
     assert outcome.status == 2 and "Missing option '--train'" in outcome.err
 
 
@@ -284,7 +274,7 @@ def test_all_long_work_of_a_run_is_counted_to_its_end(fsachain, exp, inputs, mon
             pass
 
     monkeypatch.setattr(lines, "Lines", Noted)
-    fsachain.ok("run exp", *inputs)
+    fsachain.ok(f"run exp {inputs}")
     counted = {"features", "numerators", "network", "decoding", "aligning", "epoch 1/1"}
     assert counted | {"phone language model", "denominator graph", "decoding graph", "report"} <= set(found)
     for what in counted:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from cli_fixtures import save_untrained
+from cli_fixtures import ARPA, save_untrained
 
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.lattices import as_transducer
@@ -25,10 +25,13 @@ SETTINGS = {
 }
 
 
+MODEL = "model/model.safetensors"
+
+
 @pytest.fixture
 def model(built):
-    """PATH/model/model.safetensors, beside the language folder PATH/lang."""
-    return save_untrained(built / "model" / "model.safetensors", built / "lang", SETTINGS)
+    """`MODEL`, beside the language folder."""
+    return save_untrained(built / MODEL, built / "lang", SETTINGS)
 
 
 def record(path, rate=RATE, channels=1, seconds=SECONDS):
@@ -42,8 +45,9 @@ def record(path, rate=RATE, channels=1, seconds=SECONDS):
 
 @pytest.mark.parametrize("form", ["kaldi", "openfst"])
 def test_decode_keeps_lattices_whose_best_words_are_those_that_are_scored(fsachain, model, tmp_path, form):
-    data, out = said_by_noise(tmp_path / "said"), tmp_path / "out"
-    told = fsachain.ok("decode", model, data, out, "--lattices", form).out
+    said_by_noise(tmp_path / "said")
+    out = tmp_path / "out"
+    told = fsachain.ok(f"decode {MODEL} said out --lattices {form}").out
     assert "transcripts: 3 of 3 words (100.0 %), 2 different ones, are not in the language model" in told
     assert "most often: nobody 2, knows 1" in told
     names = [line.split()[0] for line in (out / "words.txt").read_text().splitlines()]
@@ -61,10 +65,14 @@ def test_decode_keeps_lattices_whose_best_words_are_those_that_are_scored(fsacha
     assert words == [names[word] for word in best.olabel[np.argsort(best.src)] if word]
 
 
-@pytest.mark.parametrize("option", [("--open-vocabulary",), ("--unknown-word-penalty", 2)])
+@pytest.mark.parametrize("option", ["--open-vocabulary", "--unknown-word-penalty 2"])
 def test_mending_refuses_options_of_words_that_are_spelt(fsachain, model, tmp_path, option):
-    errors = fsachain.ends(2, "mend", model, said_by_noise(tmp_path / "said"), tmp_path / "out", *option).err
-    assert f"{option[0]}: transcripts are mended with words of the lexicon alone" in errors
+    said_by_noise(tmp_path / "said")
+    status, _, errors = fsachain(f"mend {MODEL} said out {option}")
+    assert (
+        status == 2
+        and f"{option.split()[0]}: transcripts are mended with words of the lexicon alone" in errors
+    )
 
 
 def said_by_noise(folder):
@@ -73,31 +81,30 @@ def said_by_noise(folder):
     (folder / "wav.scp").write_text("a a.wav\n")
     (folder / "text").write_text("a nobody knows nobody\n")
     (folder / "utt2spk").write_text("a a\n")
-    return folder
 
 
 def test_rescoring_the_lattices_of_decode_is_rescoring_a_search(fsachain, model, tmp_path):
-    data, arpa = said_by_noise(tmp_path / "said"), tmp_path / "words.arpa"
-    arpa.write_text("\\data\\\nngram 1=4\n\n\\1-grams:\n-0.7 </s>\n-99 <s>\n-0.4 yes\n-0.5 no\n\n\\end\\\n")
+    said_by_noise(tmp_path / "said")
+    (tmp_path / "words.arpa").write_text(ARPA)
     decoded = tmp_path / "decoded"
-    search = ("--open-vocabulary", "--workers", 1)
-    told = fsachain.ok("decode", model, data, decoded, "--dev", data, "--lattices", "kaldi", *search).out
+    search = "--dev said --open-vocabulary --workers 1"
+    told = fsachain.ok(f"decode {MODEL} said decoded --lattices kaldi {search}").out
     assert "have to be spelt" in told and "of 3 unknown words found" in told
     weights = json.loads((decoded / "weights.json").read_text())
     tuned = json.loads((decoded / "tuning.json").read_text())["best"]
     found = json.loads((decoded / "wer.json").read_text())["total"]
     assert {name: tuned[name] for name in weights} == weights
     assert tuned["errors"] == found["errors"], "the set is its own development set"
-    given = [f"--{name.replace('_', '-')}={value}" for name, value in weights.items()]
-    command = ("rescore", model, data, arpa)
-    fsachain.ok(*command, tmp_path / "anew", "--dev", data, *search, *given)
-    fsachain.ok(*command, tmp_path / "kept", "--dev", data, *search, "--lattices", decoded)
+    given = " ".join(f"--{name.replace('_', '-')}={value}" for name, value in weights.items())
+    rescore = f"rescore {MODEL} said words.arpa"
+    fsachain.ok(f"{rescore} anew {search} {given}")
+    fsachain.ok(f"{rescore} kept {search} --lattices decoded")
     for name in ("hyp.txt", "tuning.txt"):
         assert (tmp_path / "kept" / name).read_text() == (tmp_path / "anew" / name).read_text()
-    heard = fsachain("transcribe", model, data / "a.wav", "--format", "text", *search[:1], *given)[1].split()
+    heard = fsachain(f"transcribe {MODEL} said/a.wav --format text --open-vocabulary {given}").out.split()
     assert heard == (decoded / "hyp.txt").read_text().split()
     (decoded / "weights.json").unlink()
-    failed = fsachain(*command, tmp_path / "kept", "--dev", data, "--lattices", decoded)
+    failed = fsachain(f"{rescore} kept --dev said --lattices decoded")
     assert failed.status == 1 and "no weights.json" in failed.err
 
 
@@ -106,8 +113,9 @@ def words_of(line):
 
 
 def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, model, tmp_path):
-    path = record(tmp_path / "a b.wav")
-    status, output, errors = fsachain("transcribe", model, path, "--format", "json")
+    record(tmp_path / "a b.wav")
+    transcribe = f"transcribe {MODEL} 'a b.wav'"
+    status, output, errors = fsachain(f"{transcribe} --format json")
     assert (status, errors) == (0, "")
     found = words_of(output)
     assert found
@@ -117,29 +125,29 @@ def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, m
         assert 0 <= word["start"] < word["end"] <= SECONDS + 0.05
         assert 0 < word["confidence"] <= 1
     assert all(a["end"] <= b["start"] + 1e-3 for a, b in itertools.pairwise(found))
-    table = fsachain("transcribe", model, path)[1].splitlines()
-    assert table[0] == f"{path}: 3.00 s, {counted(len(found), 'word')}"
+    table = fsachain(transcribe).out.splitlines()
+    assert table[0] == f"a b.wav: 3.00 s, {counted(len(found), 'word')}"
     assert [line.split()[-1] for line in table[2:]] == [word["word"] for word in found]
-    text = fsachain("transcribe", model, path, "--format", "text")[1].split()
+    text = fsachain(f"{transcribe} --format text").out.split()
     assert text == ["a_b", *(word["word"] for word in found)]
-    (tmp_path / "a.ctm").write_text(fsachain("transcribe", model, path, "--format", "ctm")[1])
+    (tmp_path / "a.ctm").write_text(fsachain(f"{transcribe} --format ctm").out)
     entries = read_ctm(tmp_path / "a.ctm")
     assert [(entry.utterance, entry.label) for entry in entries] == [("a_b", word["word"]) for word in found]
     assert [entry.start for entry in entries] == [word["start"] for word in found]
 
 
 def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tmp_path):
-    path = record(tmp_path / "long.wav", seconds=12.0)
-    found = words_of(fsachain.ok("transcribe", model, path, "--format", "json", "--max-seconds", "2").out)
+    record(tmp_path / "long.wav", seconds=12.0)
+    found = words_of(fsachain.ok(f"transcribe {MODEL} long.wav --format json --max-seconds 2").out)
     assert found[-1]["end"] > 10.0
     assert all(a["end"] <= b["start"] + 1e-3 for a, b in itertools.pairwise(found))
 
 
 def test_files_that_cannot_be_read_are_named_and_the_others_transcribed(fsachain, model, tmp_path):
-    good = record(tmp_path / "good.wav")
+    record(tmp_path / "good.wav")
     (tmp_path / "bad.wav").write_text("not audio")
-    paths = tmp_path / "absent.wav", tmp_path / "bad.wav", good
-    _, output, errors = fsachain.ends(3, "transcribe", model, *paths, "--format", "text")
+    status, output, errors = fsachain(f"transcribe {MODEL} absent.wav bad.wav good.wav --format text")
+    assert status == 3
     assert output.startswith("good ")
     assert "absent.wav': no such file" in errors
     assert "bad.wav': cannot be read" in errors
@@ -149,10 +157,10 @@ def test_files_that_cannot_be_read_are_named_and_the_others_transcribed(fsachain
 def test_align_long_gives_each_word_of_the_text_its_time(fsachain, model, tmp_path):
     words = ["yes", "no", "no", "yes"] * 8
     (tmp_path / "text.txt").write_text("\n".join(words))
-    path = record(tmp_path / "speech.wav", 16000, 2, seconds=20.0)
+    record(tmp_path / "speech.wav", 16000, 2, seconds=20.0)
     out = tmp_path / "aligned"
-    options = ("--window", "6", "--lookahead", "2", "--textgrid", tmp_path / "speech.TextGrid")
-    status, output, errors = fsachain("align-long", model, path, tmp_path / "text.txt", out, *options)
+    options = "--window 6 --lookahead 2 --textgrid speech.TextGrid"
+    status, output, errors = fsachain(f"align-long {MODEL} speech.wav text.txt aligned {options}")
     assert (status, errors) == (0, "")
     assert "20 s of speech, at least 60 are needed" in output and "20.0 s, 32 words, mean fit -" in output
     entries = read_ctm(out / "words.ctm")
@@ -175,9 +183,8 @@ def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, t
     record(data / "speech.wav", seconds=10.0)
     (data / "wav.scp").write_text("speech speech.wav\n")
     (data / "text").write_text(f"speech {words}\n")
-    fsachain.ok("align", model, data, tmp_path / "short", "--coarse")
-    options = ("--filler-cost", "inf")
-    fsachain.ok("align-long", model, data / "speech.wav", tmp_path / "text.txt", tmp_path / "long", *options)
+    fsachain.ok(f"align {MODEL} corpus short --coarse")
+    fsachain.ok(f"align-long {MODEL} corpus/speech.wav text.txt long --filler-cost inf")
     for name in ("words.ctm", "phones.ctm"):
         assert read_ctm(tmp_path / "long" / name) == read_ctm(tmp_path / "short" / name)
 
@@ -189,8 +196,7 @@ def test_the_aligner_takes_paths_samples_and_any_rate_and_equals_align_long(
 
     words, path = ["yes", "no", "yes"], record(tmp_path / "speech.wav", 16000, 2)
     (tmp_path / "text.txt").write_text(" ".join(words))
-    options = ("--filler-cost", "inf")
-    fsachain.ok("align-long", model, path, tmp_path / "text.txt", tmp_path / "out", *options)
+    fsachain.ok(f"align-long {MODEL} speech.wav text.txt out --filler-cost inf")
     aligner = Aligner.load(model)
     found = aligner.align(path, None, "yes no - yes")
     assert found.ok and found.utterance == "speech"

@@ -9,7 +9,6 @@ import kaldi_bytes as kb
 import numpy as np
 import pytest
 import soundfile
-from cli_fixtures import graphs_of
 
 from fsachain.cli import EXIT_USER_ERROR
 from fsachain.cli.config import Experiment
@@ -170,28 +169,27 @@ def break_two(corpus):
 
 
 def test_the_command_lists_faults_and_its_status_follows_the_policy(fsachain, corpus):
-    step = ("validate", corpus, "--config", corpus.parent / "small.yaml")
-    assert fsachain(*step)[:2] == (0, "5 utterances can be trained on, 0 faults\n")
+    step = "validate data --config small.yaml"
+    assert fsachain.ok(step).out == "5 utterances can be trained on, 0 faults\n"
     break_two(corpus)
-    _, out, err = fsachain.ends(EXIT_USER_ERROR, *step, "--out", corpus.parent / "faults.jsonl")
+    status, out, err = fsachain(f"{step} --out faults.jsonl")
+    assert status == EXIT_USER_ERROR
     assert "3 utterances can be trained on, 2 faults" in out
     assert "1  missing file" in out
     assert err.count("\n") == 1
     faults = [json.loads(line) for line in (corpus.parent / "faults.jsonl").read_text().splitlines()]
     assert {fault["id"] for fault in faults} == {"u1", "u2"}
-    fsachain.ok(*step, "--policy", "exclude")
+    fsachain.ok(f"{step} --policy exclude")
     for n in (3, 4, 5):
         (corpus / f"{n}.wav").unlink()
-    fsachain.ends(EXIT_USER_ERROR, *step, "--policy", "exclude")
+    assert fsachain(f"{step} --policy exclude").status == EXIT_USER_ERROR
 
 
 @pytest.fixture
 def training(fsachain, corpus):
-    """Arguments of a training on the corpus, for which all graphs have been made."""
-    top = corpus.parent
-    given = (corpus, top / "num.npz")
-    fsachain.ok("num-graphs", *given, *graphs_of(top))
-    return ("train", *given, top / "model", *graphs_of(top), "--config", top / "small.yaml")
+    """A training on the corpus, for which all graphs have been made."""
+    fsachain.ok("num-graphs data num.npz --lang lang --den den")
+    return "train data num.npz model --lang lang --den den --config small.yaml"
 
 
 def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training, corpus):
@@ -202,9 +200,11 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     (corpus / "utt2spk").write_text((corpus / "utt2spk").read_text() + "u6 anna\n")
     (corpus / "text").write_text((corpus / "text").read_text() + "u6 maybe\n")
     model = corpus.parent / "model"
-    assert "train.bad_data is 'stop'" in fsachain.ends(EXIT_USER_ERROR, *training, "--bad-data", "stop").err
+    status, _, err = fsachain(f"{training} --bad-data stop")
+    assert status == EXIT_USER_ERROR and "train.bad_data is 'stop'" in err
     assert not (model / "model.safetensors").exists()
-    err = fsachain.ends(3, *training).err
+    status, _, err = fsachain(training)
+    assert status == 3, err
     log = [event for event in read_log(model / "train.jsonl") if event["event"] == "start"][-1:]
     assert {entry["id"]: entry["kind"] for entry in log[0]["excluded"]} == {
         "u1": "missing file",
@@ -220,30 +220,33 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     assert "1  sampling rate" in err
     for path in corpus.glob("*.wav"):
         path.unlink()
-    err = fsachain.ends(EXIT_USER_ERROR, *training).err
-    told = "error: training set: no utterance is left; the first: utterance 'u6': word 'maybe'"
-    assert err.splitlines()[-1].startswith(told) and err.count("error: ") == 1
+    status, _, err = fsachain(training)
+    last = err.splitlines()[-1]
+    assert status == EXIT_USER_ERROR and err.count("error: ") == 1
+    assert last.startswith(
+        "error: training set: no utterance is left; the first: utterance 'u6': word 'maybe'"
+    )
 
 
 def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, training, corpus):
     top = corpus.parent
-    lang = ("--lang", top / "lang")
-    fsachain.ok("num-tables", corpus, top / "tables", *lang)
-    words = ["validate", corpus, "--config", top / "small.yaml", "--numerators"]
-    for numerators in (top / "tables", top / "num.npz"):
-        out = fsachain.ok(*words, numerators).out
+    fsachain.ok("num-tables data tables --lang lang")
+    validate = "validate data --config small.yaml --numerators"
+    for numerators in ("tables", "num.npz"):
+        fsachain.ok(f"{validate} {numerators}")
     shard = top / "tables" / "00000.tables"
     content = bytearray(shard.read_bytes())
     content[100] ^= 1
     shard.write_bytes(content)
-    out = fsachain.ends(EXIT_USER_ERROR, *words, top / "tables").out
-    assert "00000.tables" in out and "is damaged" in out
-    train = ("train", corpus, top / "tables", top / "model", *lang, "--den", top / "den")
-    assert "00000.tables" in fsachain.ends(EXIT_USER_ERROR, *train).err
+    status, out, _ = fsachain(f"{validate} tables")
+    assert status == EXIT_USER_ERROR and "00000.tables" in out and "is damaged" in out
+    status, _, err = fsachain("train data tables model --lang lang --den den")
+    assert status == EXIT_USER_ERROR and "00000.tables" in err
     assert not (top / "model" / "checkpoints").exists()
-    fsachain.ok("num-tables", corpus, top / "tables", *lang)
-    fsachain.ok(*words, top / "tables")
+    fsachain.ok("num-tables data tables --lang lang")
+    fsachain.ok(f"{validate} tables")
     (corpus / "text").write_text((corpus / "text").read_text().replace("u1 yes", "u1 no"))
-    for numerators in (top / "tables", top / "num.npz"):
-        out = fsachain.ends(EXIT_USER_ERROR, *words, numerators).out
+    for numerators in ("tables", "num.npz"):
+        status, out, _ = fsachain(f"{validate} {numerators}")
+        assert status == EXIT_USER_ERROR
         assert "has changed since its numerator was made" in out
