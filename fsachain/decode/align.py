@@ -65,7 +65,7 @@ class FrameTiming:
         return max(0.0, (centre - 0.5 * self.subsampling) * self.frame_shift)
 
 
-_TIERS = ("words", "phones", "other")
+TIERS = ("words", "phones", "other")
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Alignment:
 
         own: dict[str, Any] = {"utterance": self.utterance, "seconds": self.seconds}
         own |= {"log_prob": self.log_prob if self.ok else None, "reason": self.reason}
-        rows = {name: [row(entry) for entry in getattr(self, name)] for name in _TIERS}
+        rows = {name: [row(entry) for entry in getattr(self, name)] for name in TIERS}
         return {**own, "skipped": list(self.skipped), **rows}
 
     @classmethod
@@ -127,7 +127,7 @@ class Alignment:
             duration = round(row["end"] - row["start"], 6)
             return CtmEntry(name, row["start"], duration, row["label"], row["confidence"])
 
-        tiers: dict[str, Any] = {tier: tuple(map(entry, values[tier])) for tier in _TIERS}
+        tiers: dict[str, Any] = {tier: tuple(map(entry, values[tier])) for tier in TIERS}
         log_prob = -math.inf if values["log_prob"] is None else values["log_prob"]
         rest = {"seconds": values["seconds"], "reason": values["reason"]}
         return cls(name, log_prob, skipped=tuple(values["skipped"]), **tiers, **rest)

@@ -228,10 +228,7 @@ class Decoder:
         -inf is legal; NaN and +inf are a DataError, fewer columns than the graph has pdfs or other than two axes a
         ShapeError. No lattice is kept, which is several times faster and finds the same path.
         """
-        return self._best(self._scaled(nnet_output, name))
-
-    def _best(self, scores: Float32Array) -> Hypothesis:
-        path, complete = self._best_path(scores)
+        path, complete = self._best_path(self._scaled(nnet_output, name))
         if path is None:
             return NO_PATH
         kaldifst = require("kaldifst", extra="recipes")
@@ -275,12 +272,8 @@ class Decoder:
         state = np.full(len(finals), graph.arcs.start)  # of the graph
         state[dst] = graph.arcs.dst[number]
         ends = graph.final_language_cost[state]
-        language = (graph.language_cost[number], np.where(np.isfinite(ends), ends, 0.0))
-        columns += [
-            *(part.astype(np.float32) for part in language),
-            graph.weights,
-            graph.words,
-        ]
+        columns += [graph.language_cost[number].astype(np.float32)]
+        columns += [np.where(np.isfinite(ends), ends, 0.0).astype(np.float32), graph.weights, graph.words]
         return WordLattice(*columns)
 
     def _likely_paths(self, scores: Float32Array, name: str) -> _Paths | None:

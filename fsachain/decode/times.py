@@ -26,7 +26,7 @@ import numpy.typing as npt
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
 from fsachain.data.features import FeatureConfig, compute_features
-from fsachain.decode.align import OTHER, Alignment
+from fsachain.decode.align import OTHER, TIERS, Alignment
 from fsachain.decode.ctm import CtmEntry, by_utterance
 from fsachain.errors import DataError
 from fsachain.files import read_npz, replacing
@@ -200,21 +200,16 @@ class BoundaryModel:
             edges = self._moved(piece)
             if edges is not None:
                 old, new = ((piece.start + times[1:-1]).tolist() for times in (piece.edges, edges))
-                moved.update(zip(_keys(old), new, strict=True))
+                moved.update(zip(map(_key, old), new, strict=True))
         if not moved:
             return alignment
 
-        def at_new(entries: Sequence[CtmEntry]) -> tuple[CtmEntry, ...]:
-            made = []
-            for entry in entries:
-                first, last = entry.start, entry.start + entry.duration
-                start, end = (
-                    moved.get(key, at) for key, at in zip(_keys([first, last]), (first, last), strict=True)
-                )
-                made.append(entry._replace(start=round(start, 6), duration=round(end - start, 6)))
-            return tuple(made)
+        def at_new(entry: CtmEntry) -> CtmEntry:
+            times = entry.start, entry.start + entry.duration
+            start, end = (moved.get(_key(time), time) for time in times)
+            return entry._replace(start=round(start, 6), duration=round(end - start, 6))
 
-        tiers: Any = {name: at_new(getattr(alignment, name)) for name in ("words", "phones", "other")}
+        tiers: Any = {name: tuple(map(at_new, getattr(alignment, name))) for name in TIERS}
         return replace(alignment, **tiers)
 
     def _moved(self, piece: _Piece) -> Floats | None:
@@ -405,9 +400,9 @@ def _outside_words(alignment: Alignment) -> set[str]:
     return {labels[place] for place in np.flatnonzero(outside)}
 
 
-def _keys(times: Iterable[float]) -> list[int]:
-    """Times in steps of 0.1 ms: equal times from different sums have one."""
-    return [round(10_000 * time) for time in times]
+def _key(time: float) -> int:
+    """In steps of 0.1 ms: equal times from different sums have one."""
+    return round(10_000 * time)
 
 
 def _even(num_frames: int, edges: Floats) -> Floats:
