@@ -22,7 +22,7 @@ from fsachain.plot.canvas import (
     nothing_to_show,
     shortened,
 )
-from fsachain.train.log import read_log
+from fsachain.train.log import number, read_log
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -96,7 +96,11 @@ def plot_training(
     }
     panels = []
     for head, (unit, places) in _PANELS.items():
-        curves = {name: _curve(epochs, place) for name, place in places.items()}
+        curves: dict[str, Curve] = {name: {} for name in places}
+        for name, place in places.items():
+            for epoch, event in sorted(epochs.items()):
+                if (value := number(event, *place)) is not None:
+                    curves[name][epoch] = value
         if head == "word error rate" and wer is not None:
             tables: Any = wer if all(isinstance(table, Mapping) for table in wer.values()) else {"WER": wer}
             curves = {name: dict(sorted(table.items())) for name, table in tables.items()}
@@ -125,18 +129,6 @@ def plot_training(
             grid[0, 0].set_xlim(min(epochs) - margin, max(epochs) + margin)
             grid[0, 0].locator_params(axis="x", integer=True)
     return figure
-
-
-def _curve(epochs: Mapping[int, Event], path: Sequence[str]) -> Curve:
-    """The numbers at one place of the events; null stands for NaN and infinities, and for an absent development set."""
-    curve = {}
-    for epoch, event in sorted(epochs.items()):
-        value: Any = event
-        for key in path:
-            value = (value or {}).get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            curve[epoch] = float(value)
-    return curve
 
 
 def _draw_curves(axes: Axes, unit: str, curves: Mapping[str, Curve]) -> None:

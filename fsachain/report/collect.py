@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,7 +26,7 @@ from fsachain.fsa import Fsa
 from fsachain.graph.algorithms import GraphFacts, graph_facts
 from fsachain.graph.numerator import load_numerators
 from fsachain.plot.canvas import figure_svg, rendered
-from fsachain.train.log import LONGEST_LINE, event_of
+from fsachain.train.log import LONGEST_LINE, event_of, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,16 +63,6 @@ def read_events(path: Path) -> EventLog:
     lines = [event_of(line) for _, line in binary_lines(path, longest=LONGEST_LINE) if line.strip()]
     events = tuple(event for event in lines if event is not None)
     return EventLog(events, len(lines) - len(events))
-
-
-def number(table: Any, *path: str) -> float | None:
-    """The finite number at a place in nested tables; None where there is none."""
-    value = table
-    for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
 
 
 def whole(table: Any, *path: str) -> int | None:
@@ -507,10 +496,6 @@ class Clip:
     uri: str
     seconds: float
     of_seconds: float
-
-    @property
-    def is_cut(self) -> bool:
-        return self.seconds < self.of_seconds
 
 
 def data_uri(content: bytes, media_type: str) -> str:

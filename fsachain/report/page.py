@@ -21,7 +21,7 @@ from fsachain.decode.wer import EPSILON, ErrorCounts, error_kind
 from fsachain.errors import require
 from fsachain.files import write_text
 from fsachain.graph.algorithms import GraphFacts
-from fsachain.report.collect import Findings, Layout, collect, draw, number
+from fsachain.report.collect import Findings, Layout, collect, draw
 from fsachain.report.heard import (
     Heard,
     Look,
@@ -33,6 +33,7 @@ from fsachain.report.heard import (
     worst_first,
 )
 from fsachain.train.config import flat
+from fsachain.train.log import number
 
 # What HTML forbids even as a character reference: control characters, halves of surrogate pairs, noncharacters.
 _FORBIDDEN = re.compile(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,16 @@ def read_log(path: str | Path) -> Iterator[dict[str, Any]]:
             yield parse_json(line, f"{path}:{number}: not a line of JSON")
         except DataError as error:
             broken = error
+
+
+def number(table: Any, *path: str) -> float | None:
+    """The finite number at a place in nested tables; None where there is none."""
+    value = table
+    for name in path:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
 
 
 def json_ready(value: Any) -> Any:
