@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import ctc as cuda_ctc
@@ -88,10 +89,7 @@ class DryDevice:
         return self.limits.multiprocessors // kernel.cluster
 
     def array(self, dtype: str, *shape: int) -> DeviceArray:
-        strides = tuple(int(np.prod(shape[i + 1 :])) for i in range(len(shape)))
-        array = DeviceArray(0, dtype, shape, strides, None)
-        memory = self.empty(array.num_bytes)
-        return array._replace(pointer=memory.pointer, owner=memory)
+        return cuda.view(torch.empty(shape, dtype=getattr(torch, dtype), device="meta"))
 
 
 @cache
