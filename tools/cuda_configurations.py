@@ -24,11 +24,11 @@ from fsachain.grid import (
     REGULAR,
     GridArc,
     GridBatch,
-    Rows,
     dense_boxes,
     grid_sizes,
     num_cells,
 )
+from fsachain.loss.arguments import given, make_rows
 from tools.bench.workloads import chains, entered_by_one_pdf
 
 # Compute capability, multiprocessors, shared memory of a block and cluster of GPUs of each generation that is compiled for:
@@ -170,17 +170,12 @@ def _transducer(
     arcs, classes, durations, alone = kind
     kinds, size = len(arcs), 2
     for labels in most_labels:
-        sequence = np.array([0, labels + 1, FRAMES, labels + 1, FRAMES, labels, 0, labels + 1], np.int64)
-        times = [classes + arc.frames for arc in arcs] if durations else [-1] * kinds
-        rows = Rows(
-            np.tile(sequence, (size, 1)),
-            np.zeros((size, FRAMES), np.int64),
-            np.zeros((size, labels), np.int64),
-            np.array([-1 if arc.labels else 0 for arc in arcs]),
-            np.zeros((2, kinds)),
-            np.array([classes, alone]),
-            np.array(times),
-        )
+        shape = [size, FRAMES, labels + 1, classes + durations]
+        targets, counts = torch.ones(size, labels, dtype=torch.int64), [labels] * size
+        call = given(targets, targets, [FRAMES] * size, counts, [-1 if arc.labels else 0 for arc in arcs])
+        if durations:
+            call = call._replace(durations=[classes + arc.frames for arc in arcs])
+        rows = make_rows(shape, call, [classes, alone], [0.0] * kinds, 0.0).rows
         logits = device.array(dtype, size * FRAMES * (labels + 1), classes + durations)
         cells, weights = num_cells(rows), device.array("float64", size)
         values = device.array("float64", kinds, cells)
