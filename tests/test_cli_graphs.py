@@ -296,6 +296,11 @@ def test_graphs_of_an_archive_meet_their_own_scores_and_others_are_named(fsachai
     assert_one_line(outcome, "scores of 'c' have 5 columns; expected 9 as those of 'a'")
 
 
+def test_features_that_come_with_the_data_are_told_by_their_width(fsachain, built):
+    write_matrices(built / "data/feats.ark", {f"u{n}": np.zeros((30, 7)) for n in range(1, 6)})
+    assert "features, as they come with the data: 7 columns\n" in fsachain("validate", built / "data").out
+
+
 def test_phones_that_the_transcripts_lack_are_named_and_their_pdfs_missed(fsachain, built):
     (built / "few").write_text("u1 no no\nu2 no\n")
     told = fsachain.ok("phone-lm few few.fst --lang lang").out

@@ -468,10 +468,9 @@ class Experiment:
         if features == self.features:
             return self
         if tell:
-            rate = f" at {features.sample_rate} Hz" if features.sample_rate else ""
-            click.echo(
-                f"features, as the recordings have them: {features.num_features} {features.kind}{rate}"
-            )
+            number, rate = features.num_features, features.sample_rate
+            told = f"as the recordings have them: {number} {features.kind} at {rate} Hz"
+            click.echo(f"features, {told if rate else f'as they come with the data: {number} columns'}")
         return replace(self, features=features)
 
     @classmethod

@@ -257,7 +257,10 @@ class Recording:
 
     def __init__(self, path: str | Path, sample_rate: int) -> None:
         if sample_rate < 1:
-            raise ConfigError(f"sample_rate is {sample_rate}; expected a positive number")
+            raise ConfigError(
+                f"sample_rate is {sample_rate}; expected a positive number: a model that was trained on features from "
+                "feats.scp takes no recordings"
+            )
         self.path, self.sample_rate = Path(path), sample_rate
         if not self.path.is_file():  # a pipe would be waited for, for ever
             reason = "not a regular file" if self.path.exists() else "no such file"
