@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,6 +125,22 @@ def test_kernels_give_what_the_reference_and_the_graphs_of_a_device_give(
         finite = np.isfinite(wanted)
         assert np.allclose(-log_prob[finite], wanted[finite], **close)
         assert np.allclose(derivative[:, finite], wanted_gradient[:, finite], rtol=0, atol=tolerances.FLOAT64)
+
+
+@pytest.mark.parametrize("topology", ["selfless", "minimal"])
+def test_a_target_without_labels_has_no_share_of_a_star_that_nothing_can_take(topology):
+    none = replace(BATCH, targets=BATCH.targets[:, :0], target_lengths=[0] * BATCH.size)
+    for batch in (
+        BATCH,
+        none,
+        none.only(0),
+    ):  # the first leaves its shares in the memory that the others work in
+        options = {"inputs": "logits", "topology": topology, "unnormalized": "ignore"}
+        for wrong in (Forgiveness(0.5, 0.5, math.inf), Forgiveness(0.5, math.inf, math.inf)):
+            found = losses_and_gradient(batch, forgive=wrong, **options)
+            wanted = losses_and_gradient(batch, forgive=wrong, backend="reference", **options)
+            for ours, theirs in zip(found, wanted, strict=True):
+                np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerances.FLOAT64)
 
 
 def test_a_delay_penalty_is_refused():

@@ -250,7 +250,7 @@ def _pattern(kind: _Kind, form: Form) -> tuple[Group, npt.NDArray[np.uint8], Sha
         firsts.append(firsts[-1] + len(wanted))
     number = np.concatenate(numbers)
     last, width = firsts[-1] + fsa.num_states, form.width
-    label_of = column_labels(num_labels, repeats_apart, errors.has_star)
+    label_of = column_labels(num_labels, repeats_apart, errors.has_star)[data.active]
     sizes: tuple[
         tuple[tuple[int, ...], Any], ...
     ] = (  # of the first fields of `Group`, and of its columns after two

@@ -398,7 +398,7 @@ def copy_own(form: Any, frames: Any, t: int, work: Any) -> None:
             for k in range(count):
                 y = flat[start + columns.active[k, g]]
                 rows[k, g] = y - columns.offset[k, g] + columns.slope[k] * late
-            if stars.size > 0:
+            if stars.size > 0 and count > 1:  # where no target has a label the graph may have no arc of a star
                 row, units = n * num_classes, given.units
                 sum_of_entries(width, units, row, flat, start, given.shifts, 0, num_classes)
                 top, total = row_statistics(width, units, masks, row, num_classes)
@@ -427,7 +427,7 @@ def add_own(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> N
             if t > 0:
                 _prefetch_row(scores, start - given.frame_stride, num_classes)
                 _prefetch_row(out, start - given.frame_stride, num_classes)
-            if given.stars.size > 0:
+            if given.stars.size > 0 and columns.counts[g] > 1:
                 _add_star(frames, n, t, start, rows[1, g], out)
                 rows[1, g] = 0.0
             for k in range(columns.counts[g]):
