@@ -342,10 +342,9 @@ def plot_graph(
     note = f"{len(part.arcs)} of {fsa.num_arcs:,} arcs"
     if used is not None and used.sum() > 0:
         note += f", with {100 * used[part.arcs].sum() / used.sum():.1f} % of the occupancy"
-    beside = width + _SUMMARY_WIDTH < _WIDTHS[1] and height > 2 * _SUMMARY_HEIGHT
-    size = height, width + _SUMMARY_WIDTH
-    if not beside:
-        size = height + _SUMMARY_HEIGHT, max(width, FIGURE_WIDTH)
+    size = height + _SUMMARY_HEIGHT, max(width, FIGURE_WIDTH)
+    if beside := width + _SUMMARY_WIDTH < _WIDTHS[1] and height > 2 * _SUMMARY_HEIGHT:
+        size = height, width + _SUMMARY_WIDTH
     with new_picture(*size, f"{title}: {note}" if title else note) as figure:
         parts: Any
         if beside:

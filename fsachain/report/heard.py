@@ -83,13 +83,8 @@ def add_recordings(
     """Recordings of all, and of those in `pictured` a spectrogram with words and phones."""
     utterances = {utterance.id: utterance for utterance in found.data or ()}
     for one in chosen:
-        read = found.attempt(
-            "utterances",
-            samples_of,
-            utterances[one.score.id],
-            found.sample_rate,
-            allow_commands=allow_commands,
-        )
+        given = utterances[one.score.id], found.sample_rate
+        read = found.attempt("utterances", samples_of, *given, allow_commands=allow_commands)
         if read is None:
             continue
         one.clip = found.attempt("utterances", clip, *read)
