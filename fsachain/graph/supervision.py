@@ -47,8 +47,6 @@ from fsachain.graph.transducer import normalized
 from fsachain.openfst import Transducer
 
 Ints = npt.NDArray[np.int64]
-
-
 DEFAULT_TOLERANCE = 5  # input frames on either side, as in Kaldi
 
 
