@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import chain, count, pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -172,7 +172,7 @@ def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tup
     _check(words, lexicon, parts)
     silence, no_silence = lexicon.silence_log_probs()
     # State 2q is state q of the words before the choice of silence, 2q + 1 behind it; then the insides of items.
-    states = count(2 * words.num_states)
+    num_states = 2 * words.num_states
     arcs: list[_Arc] = []
     for state in range(0, 2 * words.num_states, 2):
         arcs.append((state, state + 1, 0, no_silence, NO_WORD))
@@ -188,21 +188,23 @@ def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tup
             arcs.append((2 * src + 1, 2 * dst + 1, 0, log_prob, tag))
         elif number >= 0:
             if (number, dst) not in inserted:
-                part = parts[number]
-                copy = [next(states) for _ in range(part.num_states)]
-                inserted[number, dst] = copy[part.start]
-                for begin, end, phone, weight in rows(part.src, part.dst, part.pdf + 1, part.log_prob):
-                    arcs.append((copy[begin], copy[end], phone, weight, tag))
-                for state, weight in zip(copy, part.final_log_prob.tolist(), strict=True):
+                part, offset = parts[number], num_states
+                num_states += part.num_states
+                inserted[number, dst] = offset + part.start
+                copied = rows(part.src + offset, part.dst + offset, part.pdf + 1, part.log_prob)
+                arcs += [(*arc, tag) for arc in copied]
+                for state, weight in enumerate(part.final_log_prob.tolist(), offset):
                     if weight > -math.inf:
                         arcs.append((state, 2 * dst, 0, weight, tag))
             arcs.append((2 * src + 1, inserted[number, dst], 0, log_prob, tag))
         else:
             for phones, prob in lexicon.pronunciations[label - 1]:
-                stops = [2 * src + 1, *(next(states) for _ in phones[1:]), 2 * dst]
-                weights = [log_prob + math.log(prob), *[0.0] * (len(phones) - 1)]
+                inner = range(num_states, num_states + len(phones) - 1)
+                num_states += len(inner)
+                stops = [2 * src + 1, *inner, 2 * dst]
+                weights = [log_prob + math.log(prob), *[0.0] * len(inner)]
                 arcs += zip(stops, stops[1:], phones, weights, [tag] * len(phones), strict=False)
-    final = np.full(next(states), -math.inf)
+    final = np.full(num_states, -math.inf)
     final[1 : 2 * words.num_states : 2] = words.final_log_prob
     graph, tags = remove_epsilons(*_acceptor(arcs, final, 2 * words.start))
     if not (graph.final_log_prob > -math.inf).any():
