@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -144,8 +144,8 @@ def transcript_acceptor(
         departures = before(place)
         for (phones, log_prob, first, rest), states in zip(ways, behind[place], strict=True):
             arcs[place] += [(here, states[0], phones[0], w + log_prob, first) for here, w in departures]
-            pairs = zip(pairwise(states), phones[1:], strict=True)
-            arcs[place] += [(src, dst, phone, 0.0, rest) for (src, dst), phone in pairs]
+            steps = zip(states, states[1:], phones[1:], strict=False)
+            arcs[place] += [(src, dst, phone, 0.0, rest) for src, dst, phone in steps]
     final = np.full(len(place_of), -math.inf)
     constant = 0.0 if forgive is None else forgive.constant(len(words))
     for here, weight in before(len(words)):
