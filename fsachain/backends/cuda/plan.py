@@ -265,7 +265,7 @@ def _on_chip(table: TransitionTable, cluster: int, tiles: bool) -> tuple[Plan, L
     threads = next((size for size in (64, 128, 256) if arcs <= 8 * size), MOST_THREADS)
     longest = next((size for size in (16, 32) if arcs <= 3 * size * threads), 64)
     plan = Plan(True, cluster, threads, True, MAX_LANES, WARP, held_chunks=HELD_CHUNKS)
-    (layout,) = lay_out([table], Division((cluster,), WARP, longest, True, tiles))
+    (layout,) = lay_out([table], Division((cluster,), WARP, longest, spread=True, twins=tiles))
     tile_chunks = [direction.shards["tile_chunks"] for direction in (layout.forward, layout.backward)]
     plan = plan._replace(tiles=bool(np.any(tile_chunks)))
     # Where it halves what is kept of gammas, the backward pass sums them by column while they are on chip.
