@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import ChainExample, read_example, read_objective
 from fsachain.kaldi.lattice import CompactLattice, read_lattice
 from fsachain.kaldi.model import pdf_graph, read_context_tree, read_topology, read_transition_model, read_tree
-from fsachain.openfst import Transducer, read_fst, read_symbols
+from fsachain.openfst import Transducer, read_fst, read_symbols, rows
 from fsachain.progress import counter
 from fsachain.stream import Cursor
 
@@ -265,13 +265,9 @@ def _number(value: float) -> str:
     return f"{value:.7g}"
 
 
-def _rows(columns: Sequence[np.ndarray]) -> Iterator[tuple[Any, ...]]:
-    return zip(*(column.tolist() for column in columns), strict=True)
-
-
 def _matrix(key: str, matrix: values.Floats) -> Lines:
-    rows = ["  " + " ".join(map(_number, row)) for row in matrix.tolist()]
-    return [f"{key}  [", *rows[:-1], f"{rows[-1] if rows else ''} ]"]
+    lines = ["  " + " ".join(map(_number, row)) for row in matrix.tolist()]
+    return [f"{key}  [", *lines[:-1], f"{lines[-1] if lines else ''} ]"]
 
 
 def _posterior(key: str, posterior: list[list[tuple[int, float]]]) -> Lines:
@@ -282,7 +278,7 @@ def _posterior(key: str, posterior: list[list[tuple[int, float]]]) -> Lines:
 def _fst_lines(fst: Transducer) -> Lines:
     """AT&T text, the start state's lines first, with costs."""
     arcs: list[list[str]] = [[] for _ in range(fst.num_states)]
-    for *fields, log_prob in _rows((fst.src, fst.dst, fst.ilabel, fst.olabel, fst.log_prob)):
+    for *fields, log_prob in rows(fst.src, fst.dst, fst.ilabel, fst.olabel, fst.log_prob):
         arcs[fields[0]].append("\t".join([*map(str, fields), _number(0.0 - log_prob)]))
     for state in [fst.start, *(state for state in range(fst.num_states) if state != fst.start)]:
         yield from arcs[state]
@@ -294,7 +290,7 @@ def _lattice(key: str, compact: CompactLattice) -> Lines:
     yield key
     found = compact.expanded()
     labels = (found.src, found.dst, found.transition, found.word)
-    for *fields, graph, acoustic in _rows((*labels, found.graph_cost, found.acoustic_cost)):
+    for *fields, graph, acoustic in rows(*labels, found.graph_cost, found.acoustic_cost):
         yield "\t".join([*map(str, fields), f"{_number(graph)},{_number(acoustic)}"])
     for state in np.flatnonzero(found.final_graph_cost < math.inf).tolist():
         yield f"{state}\t{_number(found.final_graph_cost[state])},{_number(found.final_acoustic_cost[state])}"
