@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -245,9 +246,14 @@ def find_device(array: Any) -> Device:
     return cuda_device.device_of_array(array)
 
 
+@lru_cache(maxsize=64)
+def _dtype(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return "uint8" if name == "bool" else name
+
+
 def view(array: Any) -> DeviceArray:
-    dtype = kinds.dtype_name(array)
-    dtype = "uint8" if dtype == "bool" else dtype
+    dtype = _dtype(array.dtype)
     if kinds.kind_of(array) == "torch":
         return DeviceArray(array.data_ptr(), dtype, tuple(array.shape), tuple(array.stride()), array)
     strides = tuple(stride // array.itemsize for stride in array.strides)
