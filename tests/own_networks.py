@@ -94,6 +94,26 @@ class WithoutFeatures(nn.Module):
         super().__init__()
 
 
+class Unthinned(Plain):
+    """Says that it thins frames out, and does not."""
+
+    def forward(self, features: Tensor, lengths: Tensor) -> NetworkOutput:
+        scores = self.head(torch.relu(self.encoder(features)))
+        return NetworkOutput(scores, self.output_lengths(lengths), None)
+
+
+class Unaware(Unthinned):
+    """Keeps each frame, and says so in its lengths, not in its subsampling."""
+
+    def output_lengths(self, lengths: Tensor) -> Tensor:
+        return lengths
+
+
+class Bare(Plain):
+    def forward(self, features: Tensor, lengths: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(features, lengths).nnet_output
+
+
 class Silent(nn.Module):
     """An ordinary module that knows nothing of frames."""
 

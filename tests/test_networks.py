@@ -16,6 +16,7 @@ from fsachain.data.cmvn import Cmvn
 from fsachain.data.dataset import Example
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.nn import Conformer, StreamingModel
+from fsachain.nn.network import check_output
 from fsachain.train.checkpoint import Checkpoint
 from recipes.fine_tune.encoder import DilatedEncoder
 
@@ -213,6 +214,7 @@ def test_a_section_that_names_no_network_is_refused_at_once(section, message):
         ({"kind": "own_networks:WithoutFeatures"}, "takes no argument 'num_features'; expected one"),
         ({"kind": PLAIN, "widht": 3}, "network.widht: unknown option of .*Plain; did you mean 'width'"),
         ({"kind": "own_networks:Configured", "widht": 3}, "network.widht: unknown option; did you mean 'width'"),
+        ({"kind": "own_networks:Unaware"}, "gives 3000 for 3000 frames; expected 1000, since subsampling is 3"),
         ({"kind": "own_networks:Silent"}, r"has no 'output_lengths'; expected output_lengths\(lengths"),
     ],
 )  # fmt: skip
@@ -220,6 +222,23 @@ def test_what_a_class_lacks_is_said_by_name(section, message):
     spec = experiment_of(**section).network_spec(7)
     with pytest.raises(ConfigError, match=message):
         spec.build()
+
+
+def test_an_output_that_is_not_what_the_class_says_is_refused():
+    features, lengths = own_networks.batch([90, 40])
+    for name, message in (
+        (
+            "Unthinned",
+            r"nnet_output has shape \[2, 90, 7\], 90 frames for 90 of features; expected 30, as output_lengths",
+        ),
+        ("Bare", "the network gave a Tensor; expected a fsachain.nn.NetworkOutput"),
+    ):
+        network = getattr(own_networks, name)(5, 7)
+        with pytest.raises(ShapeError, match=message):
+            check_output(network(features, lengths), network, features, lengths)
+    network = own_networks.Plain(5, 7)
+    output = network(features, lengths)
+    assert check_output(output, network, features, lengths) is output
 
 
 def test_a_model_of_a_class_of_ones_own_is_loaded_on_the_users_word_alone(tmp_path):

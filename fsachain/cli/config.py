@@ -36,7 +36,7 @@ from fsachain.graph.supervision import DEFAULT_TOLERANCE
 from fsachain.graph.topology import Topology
 from fsachain.loss.base import check_factor
 from fsachain.nn.conformer import Conformer
-from fsachain.nn.network import Network
+from fsachain.nn.network import Network, about
 from fsachain.nn.tdnnf import Tdnnf
 from fsachain.train.config import GONE_OPTIONS, TrainConfig, changes, flat, from_dict, load_yaml, to_dict
 from fsachain.train.schedule import Schedule, Scheduled, value_at, values_of
@@ -115,7 +115,18 @@ class NetworkSpec:
             inherited = name == "forward" and type(network).forward is nn.Module.forward
             if inherited or not hasattr(network, name):
                 raise ConfigError(f"network.kind: {self.kind}: has no {name!r}; expected {expected}")
+        if self.import_path:
+            self._check_lengths(cast(Network, network))
         return cast(Network, network)
+
+    def _check_lengths(self, network: Network) -> None:
+        frames, step = 3000, network.subsampling
+        found = int(network.output_lengths(torch.tensor([frames])))
+        if not about(found, frames // step):
+            raise ConfigError(
+                f"network.kind: {self.kind}: output_lengths gives {found} for {frames} frames; expected {frames // step}, "
+                f"since subsampling is {step}"
+            )
 
     @cached_property
     def sketch(self) -> Network:

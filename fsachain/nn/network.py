@@ -146,6 +146,31 @@ def check_input(features: Tensor, lengths: Tensor, num_features: int) -> Tensor:
     return lengths
 
 
+def check_output(output: Any, network: Network, features: Tensor, lengths: Tensor) -> NetworkOutput:
+    """What the network made of features [N, T, F], where it is what `Network` says; else a ShapeError.
+
+    Numbers of frames may differ from `output_lengths` by what convolutions lose at the edges.
+    """
+    if not all(hasattr(output, name) for name in NetworkOutput._fields):
+        raise ShapeError(f"the network gave a {type(output).__name__}; expected a fsachain.nn.NetworkOutput")
+    shape = list(output.nnet_output.shape)
+    if len(shape) == 3:
+        for what, found, frames in (
+            (f"nnet_output has shape {shape},", shape[1], features.shape[1]),
+            ("lengths of the output say", int(output.lengths.max()), int(lengths.max())),
+        ):
+            expected = int(network.output_lengths(torch.tensor([frames])))
+            if not about(found, expected):
+                raise ShapeError(
+                    f"{what} {found} frames for {frames} of features; expected {expected}, as output_lengths says"
+                )
+    return cast(NetworkOutput, output)
+
+
+def about(frames: int, expected: int) -> bool:
+    return abs(frames - expected) <= max(8, 0.1 * expected)
+
+
 def subsampled(lengths: Tensor, subsampling: int) -> Tensor:
     return torch.div(lengths + subsampling - 1, subsampling, rounding_mode="floor")
 

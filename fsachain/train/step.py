@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from torch import nn
 from fsachain.data.dataset import Batch
 from fsachain.errors import ConfigError
 from fsachain.nn.layers import MaskedBatchNorm
-from fsachain.nn.network import NetworkOutput
+from fsachain.nn.network import Network, NetworkOutput, check_output
 from fsachain.train.config import TrainConfig
 from fsachain.train.optimizer import MaxChange
 from fsachain.train.source import SupervisedBatch
@@ -237,7 +237,8 @@ class Passes:
     def forward(self, batch: Batch) -> NetworkOutput:
         """The output on the model's device; of chunks without the frames that are only context."""
         with self.precision.passes(self._device):
-            output: NetworkOutput = self.model(batch.features.to(self._device), batch.lengths)
+            found = self.model(batch.features.to(self._device), batch.lengths)
+        output = check_output(found, cast(Network, self.model), batch.features, batch.lengths)
         scores, xent, lengths = output.nnet_output, output.xent_log_probs, output.lengths
         if batch.windows is not None:
             scores, lengths = batch.windows.crop(scores), batch.windows.lengths
