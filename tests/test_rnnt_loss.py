@@ -175,6 +175,16 @@ def test_the_gradient_in_place_has_the_same_bits_and_the_logits_memory(packed):
         loss.backward()
 
 
+def test_a_large_incoming_gradient_saves_what_half_precision_would_lose():
+    """As a scaler of mixed precision has it: entries below 6e-8 are 0 in float16, but not 65,536 times these."""
+    wide = make_logits(12.0, dtype=torch.float16).detach().float()
+    expected = 65536.0 * gradient_of(wide, make_targets(), POSSIBLE, LABELS, BLANK)
+    logits = wide.half().requires_grad_()
+    (65536.0 * run(logits).sum()).backward()
+    assert (expected[logits.grad == 0].abs() < 6e-8).all() and (expected.abs() < 6e-8 * 65536.0).any()
+    assert torch.isfinite(logits.grad[expected.abs() < 6e4]).all()
+
+
 def test_zero_infinity_counts_an_impossible_sequence_as_nothing_and_hides_no_nan():
     logits = make_logits(dtype=torch.float32).detach()
     frames = [9, 4, 7, 4]  # the last for five labels of a frame each
@@ -228,6 +238,10 @@ TARGETS, SIZES = [[1, 2], [3, 0]], ([4, 3], [2, 1])  # labels; frames and number
         ({"targets": [[1, -1], [3, 0]]}, r"targets\[0, 1\] = -1; expected a class, 0 to 4"),
         ({"targets": [[1, 5], [3, 0]]}, r"targets\[0, 1\] = 5; expected a class, 0 to 4"),
         ({"frames": [5, 3]}, r"logit_lengths\[0\] = 5; expected 0 to 4, the frames of logits"),
+        ({"frames": [4, -1]}, r"logit_lengths\[1\] = -1; expected 0 or more"),
+        ({"labels": [2, -1]}, r"target_lengths\[1\] = -1; expected 0 to 2, the labels of targets"),
+        ({"targets": [[1, 2], [-3, 0]]}, r"targets\[1, 0\] = -3; expected a class, 0 to 4"),
+        ({"targets": [1, 2]}, r"targets has shape \[2\]; expected \[2, U\]"),
         ({"frames": [4]}, r"have shapes \[1\] and \[2\]; expected \[N\] both"),
         ({"labels": [3, 1]}, r"target_lengths\[0\] = 3; expected 0 to 2, the labels of targets"),
         (
@@ -236,8 +250,12 @@ TARGETS, SIZES = [[1, 2], [3, 0]], ([4, 3], [2, 1])  # labels; frames and number
         ),
     ],
 )
-def test_shapes_lengths_and_targets_that_cannot_be_are_named(change, message):
+@pytest.mark.parametrize("wants_gradient", [False, True])
+def test_shapes_lengths_and_targets_that_cannot_be_are_named(change, message, wants_gradient):
     call = {"logits": zeros(), "targets": TARGETS, "frames": SIZES[0], "labels": SIZES[1]} | change
+    logits = call["logits"]
+    if isinstance(logits, torch.Tensor) and logits.is_floating_point():
+        logits.requires_grad_(wants_gradient)
     with pytest.raises(ShapeError, match=message):
         rnnt_loss(*call.values())
 

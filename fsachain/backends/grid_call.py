@@ -93,6 +93,15 @@ class HostGrid:
         flat = _host_rows(logits)
         self._write(placed, flat, stats, occupancy, weights, limit, flat)
 
+    def losses_and_gradient(
+        self, logits: Any, targets: Any, frames: Any, labels: Any, *options: Any
+    ) -> tuple[bool, list[float], Any]:
+        """As `cpu.grid_rows.losses_and_gradient`, which no other backend has: a gradient of float32 or float64."""
+        rows = _host_rows(logits).reshape(logits.shape)
+        given = [np.ascontiguousarray(each.numpy()) for each in (targets, frames, labels)]
+        is_legal, found, out = self._rows.losses_and_gradient(rows, *given, *options)
+        return is_legal, found.tolist(), self._like(out)
+
     def _write(
         self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any
     ) -> None:

@@ -43,11 +43,12 @@ class Given(NamedTuple):
     classes: list[int]
     durations: list[int]
 
-    def spans(self) -> list[Span]:
-        """First frame and label, T_n and U_n of each sequence."""
-        ends = self.frames.tolist(), self.labels.tolist()
-        starts = self.starts.T.tolist() if self.starts.numel() else [[0] * len(ends[0])] * 2
-        return list(zip(*starts, *ends, strict=True))
+
+def spans(given: Any) -> list[Span]:
+    """First frame and label, T_n and U_n of each sequence of a `Given`, or of another tuple that has its fields."""
+    ends = given.frames.tolist(), given.labels.tolist()
+    starts = given.starts.T.tolist() if given.starts.numel() else [[0] * len(ends[0])] * 2
+    return list(zip(*starts, *ends, strict=True))
 
 
 def check_logits(logits: Any, name: str, dimensions: tuple[int, ...]) -> None:
@@ -69,7 +70,7 @@ def check_beside(tensor: Tensor, name: str, other: Tensor, other_name: str) -> N
 
 def integers(values: Any, name: str, device: torch.device) -> Tensor:
     """Lists, arrays and tensors of integers as an int64 tensor on the host, which waits for those of a device; a copy."""
-    return _on_host(_own(_integers(values, name, device)))
+    return _on_host(own(_integers(values, name, device)))
 
 
 def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
@@ -77,10 +78,11 @@ def integers_there(values: Any, name: str, device: torch.device) -> Tensor:
 
     Those on the host are copied: backward does not check again what the caller may have written over.
     """
-    return _own(_integers(values, name, device))
+    return own(_integers(values, name, device))
 
 
-def _own(tensor: Tensor) -> Tensor:
+def own(tensor: Tensor) -> Tensor:
+    """A copy of what the host has, which the caller may write over."""
     return tensor.clone() if tensor.is_cpu else tensor
 
 
@@ -180,7 +182,7 @@ def check_topology(rnnt_type: str) -> None:
 
 
 def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any, classes: list[int]) -> Given:
-    """Padded or packed logits; values are checked by `make_rows`."""
+    """Padded or packed logits; values are checked by `make_rows`, and may be the caller's own."""
     frames = _on_host(_integers(logit_lengths, "logit_lengths", logits.device))
     labels = _on_host(_integers(target_lengths, "target_lengths", logits.device))
     if frames.ndim != 1 or labels.shape != frames.shape:
@@ -188,21 +190,22 @@ def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any,
             f"logit_lengths and target_lengths have shapes {list(frames.shape)} and {list(labels.shape)}; "
             "expected [N] both"
         )
-    there = integers_there(targets, "targets", logits.device)
+    there = _integers(targets, "targets", logits.device)
     return Given(there, frames, labels, _NO_STARTS, _NO_RANGES, classes, [-1] * len(classes))
 
 
-def make_rows(shape: list[int], call: Given, heads: list[int], delays: list[float], sigma: float) -> Placed:
+def make_rows(shape: list[int], call: Any, heads: list[int], delays: list[float], sigma: float) -> Placed:
     """Where rows of logits of this shape and the cells of their scores lie; the values of the arguments are checked.
 
-    Targets and ranges of a device are not: illegal ones make the loss of their sequence NaN. heads: see `grid.Rows`.
+    Targets and ranges of a device are not: illegal ones make the loss of their sequence NaN. call: see `spans`; heads: see
+    `grid.Rows`.
     """
-    spans, targets, ranges = call.spans(), call.targets, call.ranges
-    _check_sizes(spans, list(targets.shape))
+    ends, targets, ranges = spans(call), call.targets, call.ranges
+    _check_sizes(ends, list(targets.shape))
     is_pruned = ranges.numel() > 0
     if is_pruned and ranges.is_cpu:
         _check_ranges(ranges.numpy(), shape, targets.shape[1])
-    sequences = _sequences(shape, spans, targets.shape[1], is_pruned)
+    sequences = _sequences(shape, ends, targets.shape[1], is_pruned)
     kinds = row_kinds(call.classes, call.durations, heads, delays, sigma)
     placed = place_rows(shape, sequences, targets, ranges, kinds)
     if placed.targets is None:
@@ -293,7 +296,7 @@ def check_frames(call: Given, encoder: list[int], predictor: list[int]) -> None:
         raise ShapeError(
             f"encoder_out and predictor_out have shapes {encoder} and {predictor}; expected one N"
         )
-    _check_padded(call.spans(), encoder, "encoder_out")
+    _check_padded(spans(call), encoder, "encoder_out")
     for n, count in enumerate(call.labels.tolist()):
         if count >= predictor[1]:
             raise ShapeError(

@@ -134,17 +134,17 @@ class Operator:
             for i in self._mutated:
                 torch.autograd.graph.increment_version(inputs[i])
             return found
-        named = zip(self._tensor_names, tensors, strict=True)
-        wanted = {name: tensor for name, tensor in named if tensor.requires_grad}
+        wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         if not wanted:
             return self.kernel(inputs)
+        likes = [tensors[i] for i in wanted]
         if self._gradient is not None:
             rest: list[Tensor] = []
-            first = _apply((self, inputs, list(wanted), rest), *wanted.values())
+            first = _apply((self, inputs, [self._tensor_names[i] for i in wanted], rest), *likes)
             return self._result(first, *rest) if self._fields else first
         with torch.no_grad():
             found = self.kernel(inputs)
-        return found if found is None else first_only(found, *wanted.values())
+        return found if found is None else first_only(found, *likes)
 
     def _custom_call(self, inputs: tuple[Any, ...]) -> Any:
         found = self.op(*inputs)

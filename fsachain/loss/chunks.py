@@ -122,6 +122,7 @@ def transducer_loss(
     if chunk_frames is not None and chunk_frames < 1:
         raise ConfigError(f"chunk_frames = {chunk_frames}; expected 1 or more, or None")
     call = arguments.given(encoder_out, targets, logit_lengths, target_lengths, [blank, -1])
+    call = call._replace(targets=arguments.own(call.targets))  # which backward reads again
     # Backward reads the lengths again, of which the caller may have written over his own.
     call = call._replace(frames=call.frames.clone(), labels=call.labels.clone())
     setting = Setting(
@@ -231,7 +232,9 @@ def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores
 def _occupancies(setting: Setting, values: Tensor) -> Tensor:
     """log Z [N]; values give way to g, scaled as in (27)."""
     _, size, frames, labels = values.shape
-    batch = GridBatch(setting.arcs, np.array(setting.call.spans()), dense_boxes(size, 2, frames, labels))
+    batch = GridBatch(
+        setting.arcs, np.array(arguments.spans(setting.call)), dense_boxes(size, 2, frames, labels)
+    )
     log_prob: Tensor = setting.backend.forward_backward(batch, values.view(-1))
     if setting.fastemit:
         values[1] *= 1.0 + setting.fastemit

@@ -31,7 +31,7 @@ from fsachain.loss.arguments import (
 )
 from fsachain.loss.autograd import Operator
 from fsachain.loss.grid import check_arcs, check_boundary, mutual_information_recursion
-from fsachain.loss.rnnt import rnnt, rnnt_call
+from fsachain.loss.rnnt import rnnt_call, rnnt_losses
 
 _lock = Lock()  # what is set is the process's: two threads must not keep what the other has set
 
@@ -471,8 +471,7 @@ def rnnt_loss_pruned(
         backend=backend,
         reduction=reduction,
     )
-    loss: Tensor = rnnt(call).loss
-    return loss
+    return rnnt_losses(call)
 
 
 @torch.no_grad()

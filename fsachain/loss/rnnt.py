@@ -25,11 +25,12 @@ from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, num_cells
 from fsachain.loss import arguments
 from fsachain.loss.arguments import Given, make_rows, place_rows, row_kinds
-from fsachain.loss.autograd import Operator, as_tensor, wants_gradient
+from fsachain.loss.autograd import Operator, as_tensor, scale_rows, wants_gradient
 from fsachain.loss.grid import grid, score_batch
 
 # `rnnt` computes losses and keeps occupancies of arcs, which are small; its backward makes the gradient from them, in one
-# pass that reads the logits and writes the gradient once, the incoming gradient included.
+# pass that reads the logits and writes the gradient once, the incoming gradient included. Of few logits `rnnt_at_once` makes
+# the gradient with the losses.
 
 
 @lru_cache(maxsize=64)
@@ -82,9 +83,6 @@ class RnntCall(NamedTuple):
     reduction: str = "none"
     zero_infinity: bool = False
 
-    def given(self) -> Given:
-        return Given(*self[1:8])
-
 
 class RnntLosses(NamedTuple):
     """The losses [N] or what they are reduced to, float64, where the logits live; and what the gradient needs.
@@ -102,7 +100,7 @@ class RnntLosses(NamedTuple):
 def arc_scores(call: RnntCall) -> tuple[Grid, Placed, Tensor, Tensor]:
     """The grid and where its rows lie; scores (24) [K, cells], with (26) if it holds, and the softmaxes' stats."""
     ours, logits = dispatch.grid(call.logits, call.backend), call.logits
-    placed = make_rows(list(logits.shape), call.given(), call.heads, call.delays, call.sigma)
+    placed = make_rows(list(logits.shape), call, call.heads, call.delays, call.sigma)
     values, stats = (ours.plain_scores if call.is_normalized else ours.softmax_scores)(placed, logits)
     if call.is_constrained:
         ours.constrain(placed, values)
@@ -141,7 +139,11 @@ def _reduced(call: RnntCall, log_prob: Tensor) -> Tensor:
         device, found = cuda.find_device(call.logits), cuda.view(log_prob)
         cuda.reduce_losses(device, found, True, size, share, reduced)
         return loss
-    losses = [0.0 - z for z in log_prob.tolist()]
+    return _reduced_on_host(call, log_prob.tolist())
+
+
+def _reduced_on_host(call: RnntCall, log_prob: list[float]) -> Tensor:
+    losses = [0.0 - z for z in log_prob]
     shares = [arguments.share_of(call.reduction, len(losses))] * len(losses)
     return arguments.reduce_on_host(losses, shares, call.reduction, call.zero_infinity, torch.float64)
 
@@ -252,6 +254,67 @@ def _rnnt_backward(
 rnnt = Operator(_rnnt, _fake_rnnt, _rnnt_backward, needs=GradientCall._fields[:-1])
 
 
+class LossAndGradient(NamedTuple):
+    """The loss, as of `RnntLosses`, and its gradient by the logits, float32 or float64."""
+
+    loss: Tensor
+    gradient: Tensor
+
+
+def _rnnt_at_once(call: RnntCall) -> LossAndGradient:
+    """Of few logits the gradient with the loss, by one call of compiled code: see `is_short`."""
+    logits, heads, delays, sigma = call.logits, call.heads, call.delays, call.sigma
+    kinds = row_kinds(call.classes, call.durations, heads, delays, sigma), _arc_kinds(tuple(call.arcs))
+    options = call.is_normalized, arguments.share_of(call.reduction, logits.shape[0]), call.clamp
+    ours: Any = dispatch.grid(logits, call.backend)  # of the host
+    given = call.targets, call.frames, call.labels
+    is_legal, log_prob, gradient = ours.losses_and_gradient(logits, *given, *kinds, *options)
+    if not is_legal:
+        make_rows(list(logits.shape), call, heads, delays, sigma)  # raises: says what is not
+    return LossAndGradient(_reduced_on_host(call, log_prob), gradient)
+
+
+def _fake_at_once(call: RnntCall) -> LossAndGradient:
+    kind = torch.float64 if call.logits.dtype == torch.float64 else torch.float32
+    return LossAndGradient(_fake_rnnt(call).loss, torch.empty_like(call.logits, dtype=kind))
+
+
+def _scaled(factor: Tensor, gradient: Tensor, logits: Tensor, is_last: bool) -> dict[str, Tensor | None]:
+    return {"logits": scale_rows(gradient, factor, logits, is_last)}
+
+
+rnnt_at_once = Operator(_rnnt_at_once, _fake_at_once, _scaled)
+
+
+def rnnt_losses(call: RnntCall) -> Tensor:
+    """What `call` asks for, differentiable by the logits."""
+    if is_short(call):
+        loss: Tensor = rnnt_at_once(call).loss
+    else:  # backward reads the targets again, and does not check them again
+        loss = rnnt(call._replace(targets=arguments.own(call.targets))).loss
+    return loss
+
+
+def is_short(call: RnntCall) -> bool:
+    """Whether a way back into Python between scores, sums and gradient would take about as long as these.
+
+    The gradient of so few logits may wait for `backward`, and be multiplied there. Options that come in between are left
+    out, and compilers, for which the number of logits is to be any.
+    """
+    logits, between = call.logits, call.is_constrained or call.fastemit or call.forgive or call.inplace
+    if between or not call.with_gradient or logits.ndim != 4 or not logits.is_cpu or call.starts.numel():
+        return False
+    if call.backend not in ("auto", "cpu") or torch.compiler.is_compiling():
+        return False
+    if call.targets.ndim != 2 or not call.targets.shape[0] == call.frames.shape[0] == logits.shape[0] > 0:
+        return False  # which is to be said
+    width = logits.shape[-1]
+    return logits.numel() * max(16, width) <= _FEW * width
+
+
+_FEW = 1 << 17  # entries of rows of 16 or more
+
+
 def rnnt_call(logits: Tensor, given: Given, arcs: Sequence[GridArc], **options: Any) -> RnntCall:
     """Of checked arguments, options as in `RnntCall`; by default one softmax over all classes, no delays."""
     heads, delays = options.pop("heads", [logits.shape[-1], -1]), options.pop("delays", [0.0] * len(arcs))
@@ -344,8 +407,7 @@ def rnnt_loss(
         reduction=reduction,
         zero_infinity=zero_infinity,
     )
-    loss: Tensor = rnnt(call).loss
-    return loss
+    return rnnt_losses(call)
 
 
 _OPTIONS = list(inspect.signature(rnnt_loss).parameters)[4:-1]  # all but the backend
@@ -519,5 +581,5 @@ def lattice_of(call: RnntCall, arcs: tuple[GridArc, ...]) -> TransducerLattice:
     """The lattice of padded logits [N, T, .., ..]."""
     _, _, scores, _ = arc_scores(call)
     boxes = scores.view(len(arcs), *call.logits.shape[:2], -1).transpose(0, 1)
-    sizes = as_tensor(call.given().spans())
+    sizes = as_tensor(arguments.spans(call))
     return TransducerLattice(boxes, arcs, sizes, cast(BackendName, call.backend))

@@ -15,7 +15,7 @@ from fsachain.backends.dispatch import BackendName
 from fsachain.errors import ConfigError
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import arguments
-from fsachain.loss.rnnt import RnntCall, TransducerLattice, lattice_of, rnnt, rnnt_call
+from fsachain.loss.rnnt import RnntCall, TransducerLattice, lattice_of, rnnt_call, rnnt_losses
 
 _Given = tuple[Tensor, Any, Any, Any]  # logits, targets and the lengths of both
 
@@ -33,8 +33,7 @@ class _Variant(NamedTuple):
         arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
         fastemit, limit = arguments.check_fastemit(fastemit_lambda), arguments.check_clamp(clamp)
         call = self.call._replace(fastemit=fastemit, clamp=limit, inplace=inplace, reduction=reduction)
-        loss: Tensor = rnnt(call).loss
-        return loss
+        return rnnt_losses(call)
 
 
 def _hat(call: _Given, blank: int, dimensions: tuple[int, ...], backend: BackendName) -> _Variant:

@@ -44,6 +44,19 @@ FORM = Form(PAD)
 INDEX: Any = np.uint64  # of an entry: of a signed number numba asks each time whether it counts from the end
 
 
+def num_columns(labels: int) -> int:
+    """Of a row: a block before the first label, and those that the labels need."""
+    return PAD * ((labels + PAD) // PAD + 1)
+
+
+columns_of = helper(num_columns)
+
+
+def num_entries(frames: int, labels: int) -> int:
+    """Of a sequence's rows."""
+    return (frames + labels + 1) * num_columns(labels) + PAD
+
+
 @helper
 def _extent(arc: Any, box: Any, size: Any) -> Any:
     """As `grid.usable_extent`."""
@@ -175,7 +188,7 @@ def log_prob(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
 
 
 @jit_on_views
-def _forward_backward_of_one(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
+def forward_backward_of_one(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
     """log Z of sequence n; its scores in `values` give way to occupancies, to zeros if log Z is not finite."""
     arcs, sizes, boxes = batch
     result = log_prob(batch, n, values, work, columns)
@@ -231,7 +244,7 @@ def forward_backward(batch: GridBatch, values: Reals) -> Array:
 
     Padding, and a sequence whose log Z is not finite, get 0.
     """
-    return _run(_forward_backward_of_one, batch, values)
+    return _run(forward_backward_of_one, batch, values)
 
 
 def best_paths(batch: GridBatch, values: Reals) -> tuple[Array, list[Ints]]:
@@ -267,10 +280,8 @@ def _for_each(batch: GridBatch, job: Callable[[int, Array, int], None]) -> None:
         give_back(buffer)
 
     for n, (_, _, frames, labels) in enumerate(batch.sizes.tolist()):
-        # A block before the first label, and those that the labels need.
-        columns = PAD * ((labels + PAD) // PAD + 1)
-        cells = (frames + labels + 1) * columns + PAD
-        jobs.append((cells, n, columns))
+        cells = num_entries(frames, labels)
+        jobs.append((cells, n, num_columns(labels)))
         total += cells
     jobs.sort(reverse=True)
     run_all([partial(run, *one) for one in jobs], NODE * total)

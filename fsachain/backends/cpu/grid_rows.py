@@ -20,7 +20,7 @@ from fsachain.backends.cpu.frames import (
     write_softmax,
     write_zeros,
 )
-from fsachain.backends.cpu.grid import INDEX
+from fsachain.backends.cpu.grid import INDEX, columns_of, forward_backward_of_one, num_entries
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.simd import (
     LINE,
@@ -328,6 +328,63 @@ def gradient(
     write_zeros(form, out, (base + padding * step) * width, (frames[1] - padding) * per_frame * width)
 
 
+@helper
+def _place(rows: Any, n: int, shape: Any, frames: Any, labels: Any) -> bool:
+    """Sequence n of padded logits [N, T, U + 1, V], if its lengths and targets are legal: see `loss.arguments`."""
+    count, across = shape[1], shape[2]
+    if not (0 <= frames[n] <= count and 0 <= labels[n] < across and labels[n] <= rows[2].shape[1]):
+        return False
+    for u in range(labels[n]):
+        target = rows[2][n, u]
+        if target < 0 or target >= rows[5][0] or target == rows[5][1]:
+            return False
+    sequence, first = rows[0][n], n * count * across
+    sequence[0], sequence[1], sequence[2], sequence[3] = first, across, count, across
+    sequence[4], sequence[5], sequence[6], sequence[7] = frames[n], labels[n], first, across
+    return True
+
+
+@jit_on_views
+def at_once(
+    form: Any,
+    flat: Any,
+    given: Any,
+    rows: Any,
+    pieces: Any,
+    stats: Any,
+    values: Any,
+    batch: Any,
+    options: Any,
+    works: Any,
+    out: Any,
+    found: Any,
+) -> bool:
+    """`scores`, `forward_backward_of_one` and `gradient` of each sequence; found [N]: log Z. False: illegal arguments.
+
+    given: shape of the logits, frames, labels. Of rows the sequences are made here, of batch the sizes and boxes. works: of
+    these three.
+    """
+    shape, frames, labels = given
+    arcs, sizes, boxes = batch
+    for n in range(len(found)):
+        if not _place(rows, n, shape, frames, labels):
+            return False
+    for n in range(len(found)):
+        _, step, span, _, num_frames, num_labels, cell, _ = rows[0][n]
+        sizes[n, 0], sizes[n, 1], sizes[n, 2], sizes[n, 3] = 0, 0, num_frames, num_labels
+        for k in range(len(arcs)):
+            box = boxes[n, k]
+            box[0], box[1], box[2], box[3], box[4] = cell + k * values.shape[1], step, 1, span, step
+        all_frames = (
+            np.int64(0),
+            span,
+        )  # a 0 has a type of its own, for which these would be compiled once more
+        scores(form, flat, rows, n, all_frames, shape[3], pieces, stats, values, works[0])
+        found[n] = forward_backward_of_one(batch, n, values.reshape(-1), works[1], columns_of(num_labels))
+        gradient(form, flat, rows, n, all_frames, shape[3], pieces, stats, values, options, works[2], out)
+    return True
+
+
 Reals = npt.NDArray[np.floating]
 
 _NO_PIECES = np.empty((0, 3), np.int64)
@@ -429,6 +486,46 @@ def _pieces(classes: int, alone: int, width: int) -> tuple[Ints, int]:
 
 def _no_stats(log_probs: Reals) -> Reals:
     return np.empty((0, 0), log_probs.dtype)
+
+
+def losses_and_gradient(
+    logits: Reals,
+    targets: Ints,
+    frames: Ints,
+    labels: Ints,
+    kinds: tuple[Any, ...],
+    arcs: Ints,
+    is_normalized: bool,
+    weight: float,
+    limit: float,
+) -> tuple[bool, Array, Reals]:
+    """Whether lengths and targets are legal, log Z [N], and the gradient of -log Z times a weight, by this thread.
+
+    logits: padded [N, T, U + 1, V]; kinds: the last fields of `Rows`. One call of compiled code: three, with what is made
+    for each of them in Python, take as long as a short sequence.
+    """
+    size, count, across, width = shape = logits.shape
+    height, num_arcs, clamped = size * count * across, len(arcs), 0 if limit == np.inf else 2 * len(arcs) + 1
+    rows = (np.empty((size, 8), np.int64), np.zeros((size, count), np.int64), targets, *kinds)
+    pieces, softmaxes = (_NO_PIECES, 0) if is_normalized else _pieces(*kinds[2].tolist(), width)
+    stats, values = np.empty((2 * softmaxes, height), logits.dtype), np.empty((num_arcs, height))
+    batch = arcs, np.empty((size, 4), np.int64), np.empty((size, num_arcs, 5), np.int64)
+    cells, thread = num_entries(count, across - 1), get_ident()
+    nodes = aligned_bytes((num_arcs + 2) * cells * 8).view(np.float64).reshape(num_arcs + 2, cells)
+    works = (
+        _scores_work(thread, softmaxes, logits.itemsize),
+        nodes,
+        _gradient_work(thread, logits.dtype, clamped),
+    )
+    given, options, found, out = (
+        (shape, frames, labels),
+        (weight, limit),
+        np.empty(size),
+        np.empty_like(logits),
+    )
+    form, flat, into = FORMS[logits.itemsize], logits.reshape(-1), out.reshape(-1)
+    is_legal = at_once(form, flat, given, rows, pieces, stats, values, batch, options, works, into, found)
+    return is_legal, found, out
 
 
 def _over_spans(rows: Rows, width: int, frames: int, job: Callable[[int, int, int], None]) -> None:
