@@ -95,12 +95,12 @@ class HostGrid:
 
     def losses_and_gradient(
         self, logits: Any, targets: Any, frames: Any, labels: Any, *options: Any
-    ) -> tuple[bool, list[float], Any]:
+    ) -> tuple[list[float], Any, bool]:
         """As `cpu.grid_rows.losses_and_gradient`, which no other backend has: a gradient of float32 or float64."""
         rows = _host_rows(logits).reshape(logits.shape)
         given = [np.ascontiguousarray(each.numpy()) for each in (targets, frames, labels)]
-        is_legal, found, out = self._rows.losses_and_gradient(rows, *given, *options)
-        return is_legal, found.tolist(), self._like(out)
+        found, out, is_plain = self._rows.losses_and_gradient(rows, *given, *options)
+        return found.tolist(), self._like(out), is_plain
 
     def _write(
         self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any

@@ -80,7 +80,7 @@ class Operator:
         self._result: Any = None if returned is type(None) else returned
         self._mutated = tuple(self._names.index(name) for name in mutates)
         self._pick = _picker([i for i, kind in enumerate(types.values()) if kind is Tensor])
-        self._tensor_names = self._pick(self._names)
+        self.tensor_names = self._pick(self._names)
         if gradient is not None:
             asked = [*list(inspect.signature(gradient).parameters)[1:], *needs]
             self._asks_for_last = "is_last" in asked
@@ -140,7 +140,7 @@ class Operator:
         likes = [tensors[i] for i in wanted]
         if self._gradient is not None:
             rest: list[Tensor] = []
-            first = _apply((self, inputs, [self._tensor_names[i] for i in wanted], rest), *likes)
+            first = _apply((self, inputs, wanted, rest), *likes)
             return self._result(first, *rest) if self._fields else first
         with torch.no_grad():
             found = self.kernel(inputs)
@@ -182,7 +182,7 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, call: tuple[Operator, tuple[Any, ...], list[str], list[Tensor]], *_: Tensor
+        ctx: Any, call: tuple[Operator, tuple[Any, ...], list[int], list[Tensor]], *_: Tensor
     ) -> Tensor:
         owner, inputs, wanted, rest = call
         found = owner.kernel(inputs)
@@ -197,7 +197,8 @@ class _Node(torch.autograd.Function):
     def backward(ctx: Any, factor: Tensor | None) -> tuple[Tensor | None, ...]:
         is_last = not (_may_come_again() or torch.is_grad_enabled() or is_watched())
         found = ctx.owner.gradients(ctx, factor, is_last)
-        return None, *[found.get(name) for name in ctx.wanted]
+        names = ctx.owner.tensor_names
+        return None, *[found.get(names[i]) for i in ctx.wanted]
 
 
 # What `apply` itself calls once it has found no transform, as `Operator` has by then.

@@ -268,9 +268,9 @@ def _rnnt_at_once(call: RnntCall) -> LossAndGradient:
     options = call.is_normalized, arguments.share_of(call.reduction, logits.shape[0]), call.clamp
     ours: Any = dispatch.grid(logits, call.backend)  # of the host
     given = call.targets, call.frames, call.labels
-    is_legal, log_prob, gradient = ours.losses_and_gradient(logits, *given, *kinds, *options)
-    if not is_legal:
-        make_rows(list(logits.shape), call, heads, delays, sigma)  # raises: says what is not
+    log_prob, gradient, is_plain = ours.losses_and_gradient(logits, *given, *kinds, *options)
+    if not is_plain:
+        make_rows(list(logits.shape), call, heads, delays, sigma)  # an error, or a warning, says why
     return LossAndGradient(_reduced_on_host(call, log_prob), gradient)
 
 

@@ -329,19 +329,22 @@ def gradient(
 
 
 @helper
-def _place(rows: Any, n: int, shape: Any, frames: Any, labels: Any) -> bool:
-    """Sequence n of padded logits [N, T, U + 1, V], if its lengths and targets are legal: see `loss.arguments`."""
+def _place(rows: Any, n: int, shape: Any, frames: Any, labels: Any) -> Any:
+    """Sequence n of padded logits [N, T, U + 1, V], if its lengths and targets are legal; and whether none is a blank."""
     count, across = shape[1], shape[2]
     if not (0 <= frames[n] <= count and 0 <= labels[n] < across and labels[n] <= rows[2].shape[1]):
-        return False
+        return False, False
+    without_blank = True
     for u in range(labels[n]):
         target = rows[2][n, u]
         if target < 0 or target >= rows[5][0] or target == rows[5][1]:
-            return False
+            return False, False
+        for blank in rows[3]:  # or -1
+            without_blank &= target != blank
     sequence, first = rows[0][n], n * count * across
     sequence[0], sequence[1], sequence[2], sequence[3] = first, across, count, across
     sequence[4], sequence[5], sequence[6], sequence[7] = frames[n], labels[n], first, across
-    return True
+    return True, without_blank
 
 
 @jit_on_views
@@ -359,30 +362,32 @@ def at_once(
     out: Any,
     found: Any,
 ) -> bool:
-    """`scores`, `forward_backward_of_one` and `gradient` of each sequence; found [N]: log Z. False: illegal arguments.
+    """`scores`, `forward_backward_of_one` and `gradient` of each sequence; found [N]: log Z.
+    False: there is something to say about the arguments; only where they are legal results are there.
 
     given: shape of the logits, frames, labels. Of rows the sequences are made here, of batch the sizes and boxes. works: of
     these three.
     """
     shape, frames, labels = given
     arcs, sizes, boxes = batch
+    is_plain = True
     for n in range(len(found)):
-        if not _place(rows, n, shape, frames, labels):
+        is_legal, without_blank = _place(rows, n, shape, frames, labels)
+        if not is_legal:
             return False
+        is_plain &= without_blank
     for n in range(len(found)):
         _, step, span, _, num_frames, num_labels, cell, _ = rows[0][n]
         sizes[n, 0], sizes[n, 1], sizes[n, 2], sizes[n, 3] = 0, 0, num_frames, num_labels
         for k in range(len(arcs)):
             box = boxes[n, k]
             box[0], box[1], box[2], box[3], box[4] = cell + k * values.shape[1], step, 1, span, step
-        all_frames = (
-            np.int64(0),
-            span,
-        )  # a 0 has a type of its own, for which these would be compiled once more
+        # The number 0 has a type of its own, for which these would be compiled once more.
+        all_frames = np.int64(0), span
         scores(form, flat, rows, n, all_frames, shape[3], pieces, stats, values, works[0])
         found[n] = forward_backward_of_one(batch, n, values.reshape(-1), works[1], columns_of(num_labels))
         gradient(form, flat, rows, n, all_frames, shape[3], pieces, stats, values, options, works[2], out)
-    return True
+    return is_plain
 
 
 Reals = npt.NDArray[np.floating]
@@ -498,10 +503,10 @@ def losses_and_gradient(
     is_normalized: bool,
     weight: float,
     limit: float,
-) -> tuple[bool, Array, Reals]:
-    """Whether lengths and targets are legal, log Z [N], and the gradient of -log Z times a weight, by this thread.
+) -> tuple[Array, Reals, bool]:
+    """Log Z [N] and the gradient of -log Z times a weight, by this thread; and whether all is well with the arguments.
 
-    logits: padded [N, T, U + 1, V]; kinds: the last fields of `Rows`. One call of compiled code: three, with what is made
+    Where it is not `loss.arguments` says what, and raises an error where there are no results. logits: padded [N, T, U + 1, V]; kinds: the last fields of `Rows`. One call of compiled code: three, with what is made
     for each of them in Python, take as long as a short sequence.
     """
     size, count, across, width = shape = logits.shape
@@ -524,8 +529,8 @@ def losses_and_gradient(
         np.empty_like(logits),
     )
     form, flat, into = FORMS[logits.itemsize], logits.reshape(-1), out.reshape(-1)
-    is_legal = at_once(form, flat, given, rows, pieces, stats, values, batch, options, works, into, found)
-    return is_legal, found, out
+    is_plain = at_once(form, flat, given, rows, pieces, stats, values, batch, options, works, into, found)
+    return found, out, is_plain
 
 
 def _over_spans(rows: Rows, width: int, frames: int, job: Callable[[int, int, int], None]) -> None:
