@@ -94,8 +94,8 @@ class TdnnfConfig:
 class Tdnnf(ConfiguredNetwork):
     """A TDNN-F. In evaluation the result for an utterance does not depend on its batch.
 
-    Its parts are `input_layer`, `layers`, `chain_head` and `xent_head`, which is None without a branch; its `context` is that
-    of its configuration.
+    Its parts are `input_layer`, `layers`, `chain_head` and `xent_head`, which is None without a branch. Its `context` is
+    that of its configuration.
     """
 
     config: TdnnfConfig

@@ -362,11 +362,11 @@ def at_once(
     out: Any,
     found: Any,
 ) -> bool:
-    """`scores`, `forward_backward_of_one` and `gradient` of each sequence; found [N]: log Z.
-    False: there is something to say about the arguments; only where they are legal results are there.
+    """`scores`, `forward_backward_of_one` and `gradient` of each sequence; whether all is well with the arguments.
 
-    given: shape of the logits, frames, labels. Of rows the sequences are made here, of batch the sizes and boxes. works: of
-    these three.
+    Where it is not, they are illegal, and nothing is done, or there is a blank among the targets. found [N]: log Z. given:
+    shape of the logits, frames, labels. Of rows the sequences are made here, of batch the sizes and boxes. works: of these
+    three.
     """
     shape, frames, labels = given
     arcs, sizes, boxes = batch
@@ -506,8 +506,9 @@ def losses_and_gradient(
 ) -> tuple[Array, Reals, bool]:
     """Log Z [N] and the gradient of -log Z times a weight, by this thread; and whether all is well with the arguments.
 
-    Where it is not `loss.arguments` says what, and raises an error where there are no results. logits: padded [N, T, U + 1, V]; kinds: the last fields of `Rows`. One call of compiled code: three, with what is made
-    for each of them in Python, take as long as a short sequence.
+    Where it is not `loss.arguments` says what, and raises an error where there are no results. logits: padded
+    [N, T, U + 1, V]; kinds: the last fields of `Rows`. One call of compiled code: three, with what is made for each of them
+    in Python, take as long as a short sequence.
     """
     size, count, across, width = shape = logits.shape
     height, num_arcs, clamped = size * count * across, len(arcs), 0 if limit == np.inf else 2 * len(arcs) + 1
