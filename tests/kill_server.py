@@ -161,6 +161,8 @@ class Recorder:
 
     def end_epoch(self, *figures): ...
 
+    def start_ending(self): ...
+
     def message(self, text):
         self.messages.write(text + "\n")
         self.messages.flush()
