@@ -39,17 +39,12 @@ class HostGrid:
     def __init__(self, recursion: Any, rows: Any) -> None:
         self._recursion, self._rows, self._like = recursion, rows, kinds.to_torch()
 
-    def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
-        """Scores (24) of logits, -inf in padding, and stats."""
-        values = _nothing(placed.rows)
-        stats = self._rows.softmax_scores(placed.rows, _host_rows(logits), values)
+    def scores(self, placed: Placed, logits: Any, is_normalized: bool) -> tuple[Any, Any]:
+        """Scores (24) of logits or, normalized, log-probs, -inf in padding; and stats, of S = 0 for log-probs."""
+        values = np.empty((len(placed.rows.classes), num_cells(placed.rows)))
+        values.fill(-np.inf)
+        stats = self._rows.row_scores(placed.rows, _host_rows(logits), is_normalized, values)
         return self._like(values), self._like(stats)
-
-    def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
-        """Scores (24) of rows that are log-probs already; stats of S = 0."""
-        values, flat = _nothing(placed.rows), _host_rows(log_probs)
-        self._rows.plain_scores(placed.rows, flat, values)
-        return self._like(values), self._like(np.empty((0, len(flat)), flat.dtype))
 
     def constrain(self, placed: Placed, scores: Any) -> None:
         """Equation (26), in place."""
@@ -73,25 +68,28 @@ class HostGrid:
         return scores, paths
 
     def gradient(
-        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
+        self,
+        placed: Placed,
+        logits: Any,
+        stats: Any,
+        occupancy: Any,
+        weights: Any,
+        limit: float,
+        inplace: bool = False,
     ) -> Any:
-        """Equation (25) of each row, kept within +-limit, times weights; shaped and typed as the logits."""
-        flat = _host_rows(logits)
-        # numpy asks for large pages, torch does not: with small ones their first use takes longer than the gradient.
-        out = np.empty(tuple(logits.shape), flat.dtype)
-        self._write(placed, flat, stats, occupancy, weights, limit, out.reshape(flat.shape))
-        made = self._like(out)
-        return made if made.dtype == logits.dtype else made.to(logits.dtype)
+        """Equation (25) of each row, kept within +-limit, times weights; shaped and typed as the logits.
 
-    def overwrite(
-        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
-    ) -> None:
-        """As `gradient`, written over the logits, which must be contiguous."""
-        if logits.element_size() < 4:
-            logits.copy_(self.gradient(placed, logits, stats, occupancy, weights, limit))
-            return
-        flat = _host_rows(logits)
-        self._write(placed, flat, stats, occupancy, weights, limit, flat)
+        `inplace`: written over the logits, which must be contiguous.
+        """
+        flat, g, factors = _host_rows(logits), occupancy.numpy(), weights.tolist()
+        factors = factors if weights.ndim else [factors] * len(placed.rows.sequences)
+        # numpy asks for large pages, torch does not: with small ones their first use takes longer than the gradient.
+        out = flat if inplace else np.empty(flat.shape, flat.dtype)
+        self._rows.row_gradient(placed.rows, flat, stats.numpy(), g, factors, limit, out)
+        made = self._like(out.reshape(logits.shape))
+        if logits.element_size() >= 4:
+            return made
+        return logits.copy_(made) if inplace else made.to(logits.dtype)
 
     def losses_and_gradient(
         self, logits: Any, targets: Any, frames: Any, labels: Any, *options: Any
@@ -101,22 +99,6 @@ class HostGrid:
         given = [np.ascontiguousarray(each.numpy()) for each in (targets, frames, labels)]
         found, out, is_plain = self._rows.losses_and_gradient(rows, *given, *options)
         return found.tolist(), self._like(out), is_plain
-
-    def _write(
-        self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any
-    ) -> None:
-        g, factors = occupancy.numpy(), weights.tolist()
-        factors = factors if weights.ndim else [factors] * len(placed.rows.sequences)
-        if stats.shape[0]:
-            self._rows.softmax_gradient(placed.rows, flat, stats.numpy(), g, factors, limit, out)
-        else:
-            self._rows.plain_gradient(placed.rows, flat, g, factors, limit, out)
-
-
-def _nothing(rows: Rows) -> Any:
-    values = np.empty((len(rows.classes), num_cells(rows)))
-    values.fill(-np.inf)
-    return values
 
 
 def _host_rows(logits: Any) -> Any:
@@ -136,19 +118,14 @@ class DeviceGrid:
     def _device(self) -> Device:
         return cuda_call.find_device(self._like)
 
-    def softmax_scores(self, placed: Placed, logits: Any) -> tuple[Any, Any]:
-        flat, values = _rows(logits), self._nothing(placed.rows)
-        memory = self._of_logits(placed, flat).softmax_scores(cuda_call.view(values))
+    def scores(self, placed: Placed, logits: Any, is_normalized: bool) -> tuple[Any, Any]:
+        flat, rows = _rows(logits), placed.rows
+        values = self._like.new_empty(0).double().new_empty(len(rows.classes), num_cells(rows)).fill_(-np.inf)
+        memory = self._of_logits(placed, flat).scores(cuda_call.view(values), is_normalized)
         if placed.illegal is not None:
             values.view(len(values), len(placed.illegal), -1).masked_fill_(placed.illegal.view(-1, 1), np.nan)
         wide = "float64" if logits.element_size() == 8 else "float32"
-        return values, memory.array(wide, (2 * num_softmaxes(placed.rows), len(flat)))
-
-    def plain_scores(self, placed: Placed, log_probs: Any) -> tuple[Any, Any]:
-        flat, values = _rows(log_probs), self._nothing(placed.rows)
-        self._of_logits(placed, flat).plain_scores(cuda_call.view(values))
-        wide = log_probs.double() if log_probs.element_size() == 8 else log_probs.new_empty(0).float()
-        return values, wide.new_empty(0, len(flat))
+        return values, memory.array(wide, (0 if is_normalized else 2 * num_softmaxes(rows), len(flat)))
 
     def constrain(self, placed: Placed, scores: Any) -> None:
         cuda_grid.constrain(self._device, placed.rows, cuda_call.view(scores))
@@ -170,26 +147,22 @@ class DeviceGrid:
         return cuda_grid.read_paths(batch, data)
 
     def gradient(
-        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
+        self,
+        placed: Placed,
+        logits: Any,
+        stats: Any,
+        occupancy: Any,
+        weights: Any,
+        limit: float,
+        inplace: bool = False,
     ) -> Any:
         flat = _rows(logits)
-        out = flat.new_empty(logits.shape)
-        self._write(placed, flat, stats, occupancy, weights, limit, out.view(flat.shape))
-        return out
-
-    def overwrite(
-        self, placed: Placed, logits: Any, stats: Any, occupancy: Any, weights: Any, limit: float
-    ) -> None:
-        flat = _rows(logits)
-        self._write(placed, flat, stats, occupancy, weights, limit, flat)
-
-    def _write(
-        self, placed: Placed, flat: Any, stats: Any, occupancy: Any, weights: Any, limit: float, out: Any
-    ) -> None:
+        out = flat if inplace else flat.new_empty(flat.shape)
         factors = weights.double().expand(len(placed.rows.sequences))
         made = cuda_call.view(stats) if len(stats) else None
         work = self._of_logits(placed, flat, cuda_call.view(out))
         work.gradient(made, cuda_call.view(occupancy), cuda_call.view(factors), limit)
+        return out.view(logits.shape)
 
     def _of_logits(self, placed: Placed, flat: Any, out: DeviceArray | None = None) -> cuda_grid.LogitRows:
         def known(array: Any) -> DeviceArray | None:
@@ -197,10 +170,6 @@ class DeviceGrid:
 
         given = self._device, placed.rows, cuda_call.view(flat), out
         return cuda_grid.LogitRows(*given, known(placed.targets), known(placed.first))
-
-    def _nothing(self, rows: Rows) -> Any:
-        values = self._like.new_empty(0).double().new_empty(len(rows.classes), num_cells(rows))
-        return values.fill_(-np.inf)
 
 
 def _rows(logits: Any) -> Any:

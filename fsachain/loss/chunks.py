@@ -217,7 +217,7 @@ def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores
         last = min(first + step, frames)
         logits = _join(setting, encoder, predictor, first, last)
         placed = _chunk_rows(setting, list(logits.shape), first)
-        cells, own = setting.backend.softmax_scores(placed, logits.detach())
+        cells, own = setting.backend.scores(placed, logits.detach(), False)
         stats.append(own)
         if setting.is_constrained:
             setting.backend.constrain(placed, cells)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fsachain.backends import dispatch
+from fsachain.backends import arrays, dispatch
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Grid, Placed
@@ -101,7 +101,7 @@ def arc_scores(call: RnntCall) -> tuple[Grid, Placed, Tensor, Tensor]:
     """The grid and where its rows lie; scores (24) [K, cells], with (26) if it holds, and the softmaxes' stats."""
     ours, logits = dispatch.grid(call.logits, call.backend), call.logits
     placed = make_rows(list(logits.shape), call, call.heads, call.delays, call.sigma)
-    values, stats = (ours.plain_scores if call.is_normalized else ours.softmax_scores)(placed, logits)
+    values, stats = ours.scores(placed, logits, call.is_normalized)
     if call.is_constrained:
         ours.constrain(placed, values)
     return ours, placed, values, stats
@@ -214,17 +214,17 @@ class GradientCall(NamedTuple):
     backend: str
     factors: Tensor
 
-    def of_grid(self) -> tuple[Any, ...]:
-        """Arguments of a grid's `gradient`."""
-        kinds = row_kinds(self.classes, self.durations, self.heads, [0.0] * len(self.classes), 0.0)
-        shape = list(self.logits.shape)
-        placed = place_rows(shape, self.sequences.numpy(), self.targets, self.ranges, kinds)
-        return placed, self.logits, self.stats, self.occupancy, self.factors, self.clamp
-
 
 def _rnnt_gradient(call: GradientCall) -> Tensor:
     """The gradient of -log Z by the logits times the factors."""
-    gradient: Tensor = dispatch.grid(call.logits, call.backend).gradient(*call.of_grid())
+    return _gradient_of(call, False)
+
+
+def _gradient_of(call: GradientCall, inplace: bool) -> Tensor:
+    kinds = row_kinds(call.classes, call.durations, call.heads, [0.0] * len(call.classes), 0.0)
+    placed = place_rows(list(call.logits.shape), call.sequences.numpy(), call.targets, call.ranges, kinds)
+    made, ours = (call.stats, call.occupancy, call.factors), dispatch.grid(call.logits, call.backend)
+    gradient: Tensor = ours.gradient(placed, call.logits, *made, call.clamp, inplace)
     return gradient
 
 
@@ -234,7 +234,7 @@ rnnt_gradient = Operator(_rnnt_gradient, lambda call: call.logits.new_empty(call
 def _rnnt_gradient_inplace(call: GradientCall) -> None:
     if not call.logits.is_contiguous():
         raise ShapeError("logits is not contiguous; expected it to be, for a gradient in its place")
-    dispatch.grid(call.logits, call.backend).overwrite(*call.of_grid())
+    _gradient_of(call, True)
 
 
 rnnt_gradient_inplace = Operator(_rnnt_gradient_inplace, lambda _: None, mutates=("logits",))
@@ -302,9 +302,11 @@ def is_short(call: RnntCall) -> bool:
     out, and compilers, for which the number of logits is to be any.
     """
     logits, between = call.logits, call.is_constrained or call.fastemit or call.forgive or call.inplace
-    if between or not call.with_gradient or logits.ndim != 4 or not logits.is_cpu or call.starts.numel():
+    if between or not call.with_gradient or logits.ndim != 4 or call.starts.numel():
         return False
     if call.backend not in ("auto", "cpu") or torch.compiler.is_compiling():
+        return False
+    if arrays.home_of(logits) != "cpu":
         return False
     if call.targets.ndim != 2 or not call.targets.shape[0] == call.frames.shape[0] == logits.shape[0] > 0:
         return False  # which is to be said

@@ -45,7 +45,7 @@ def run_scores(rows, logits, device, **options):
     """Scores [K, cells], and the statistics as the gradient takes them."""
     values = on_device(device, empty_scores(rows))
     work = LogitRows(device, rows, as_array(device, logits), **{"plan": SMALL, **options})
-    stats = work.softmax_scores(values)
+    stats = work.scores(values, False)
     return read(values), stats
 
 
@@ -64,9 +64,9 @@ def run(rows, logits, g, limit=np.inf, weights=WEIGHTS, out=None, device=None, *
 def by_oracle(rows, logits, g, limit=np.inf, weights=WEIGHTS):
     scores, exact = empty_scores(rows), np.array(logits, np.float64)
     exact[~is_real(rows)] = 0.0  # what lies in padding is not looked at
-    stats = reference_grid.softmax_scores(rows, exact, scores)
+    stats = reference_grid.row_scores(rows, exact, False, scores)
     gradient = np.zeros(exact.shape)
-    reference_grid.softmax_gradient(rows, exact, stats, g, weights, limit, gradient)
+    reference_grid.row_gradient(rows, exact, stats, g, weights, limit, gradient)
     return scores, gradient
 
 

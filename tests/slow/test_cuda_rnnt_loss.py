@@ -153,7 +153,7 @@ def test_lattices_occupancies_and_alignments(kind):
         np.testing.assert_array_equal(ours.frames, theirs.frames)
 
 
-def place(logits, targets, ranges=None, heads=None):
+def place(logits, targets, ranges=None, heads=None, is_normalized=False):
     """log Z where targets and ranges are known to the device alone, as those of CUDA tensors are."""
 
     class There(torch.Tensor):
@@ -170,7 +170,7 @@ def place(logits, targets, ranges=None, heads=None):
     assert placed.targets is not None and placed.rows.targets.size == 0
     with pretended():
         ours = grid(logits, "auto")
-        values, _ = ours.softmax_scores(placed, logits.detach())
+        values, _ = ours.scores(placed, logits.detach(), is_normalized)
         from fsachain.loss.rnnt import grid_batch
 
         return ours.log_probs(grid_batch(placed.rows, call.starts, np.array(REGULAR)), values)
@@ -201,6 +201,7 @@ def test_ranges_of_a_device_are_read_there_and_illegal_ones_make_their_sequence_
     torch.testing.assert_close(place(logits, TARGETS, ranges), expected, rtol=limit, atol=limit)
     ranges[0] += 3
     ranges[3, 0, 2] = 7
-    found = place(logits, TARGETS, ranges)
-    assert torch.isnan(found[[0, 3]]).all()
-    torch.testing.assert_close(found[1:3], expected[1:3], rtol=limit, atol=limit)
+    for is_normalized, rows in ((False, logits), (True, logits.log_softmax(3))):
+        found = place(rows, TARGETS, ranges, is_normalized=is_normalized)
+        assert torch.isnan(found[[0, 3]]).all()
+        torch.testing.assert_close(found[1:3], expected[1:3], rtol=limit, atol=limit)

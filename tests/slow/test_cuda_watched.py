@@ -83,7 +83,7 @@ def run_rows(device):
     g, values = of_rows.occupancies(rows), on_device(device, empty_scores(rows))
     there = on_device(device, logits)
     work = cuda_grid.LogitRows(device, rows, there, plan=of_rows.SMALL)
-    work.plain_scores(values)
+    work.scores(values, True)
     work.gradient(None, on_device(device, g), on_device(device, of_rows.WEIGHTS), np.inf)
     for change in (cuda_grid.constrain, cuda_grid.release):
         change(device, rows, values)

@@ -392,33 +392,25 @@ def at_once(
 
 Reals = npt.NDArray[np.floating]
 
-_NO_PIECES = np.empty((0, 3), np.int64)
 _ROW, _ENTRY = 20.0, 0.4  # nanoseconds that a row takes, and one of its entries
 _SPAN_ENTRIES = 1 << 18  # of a job: long beside the call of a kernel, short beside a sequence
 
 
-def softmax_scores(rows: Rows, logits: Reals, values: Array) -> Reals:
-    """Scores (24) of logits [R, V] into values [K, cells]; returns what `softmax_gradient` needs, [2 S, R]."""
-    pieces, softmaxes = _pieces(*rows.heads.tolist(), logits.shape[1])
-    stats = np.zeros((2 * softmaxes, len(logits)), logits.dtype)
-    _scores(rows, logits, pieces, stats, values)
-    return stats
+def row_scores(rows: Rows, logits: Reals, is_normalized: bool, values: Array) -> Reals:
+    """Scores (24) of logits [R, V], or of rows that are log-probs already, into values [K, cells].
 
-
-def plain_scores(rows: Rows, log_probs: Reals, values: Array) -> None:
-    """The same for rows that are log-probs already."""
-    _scores(rows, log_probs, _NO_PIECES, _no_stats(log_probs), values)
-
-
-def _scores(rows: Rows, logits: Reals, pieces: Ints, stats: Reals, values: Array) -> None:
+    Returns what `row_gradient` needs, [2 S, R]; S = 0 of log-probs.
+    """
     form, flat, (_, width) = FORMS[logits.itemsize], logits.reshape(-1), logits.shape
-    given, kind = tuple(rows), (len(stats) // 2, logits.itemsize)
+    pieces, softmaxes = _pieces(*rows.heads.tolist(), width, is_normalized)
+    stats, given = np.zeros((2 * softmaxes, len(logits)), logits.dtype), tuple(rows)
 
     def job(n: int, first: int, last: int) -> None:
-        work = _scores_work(get_ident(), *kind)
+        work = _scores_work(get_ident(), softmaxes, logits.itemsize)
         scores(form, flat, given, n, (first, last), width, pieces, stats, values, work)
 
     _over_spans(rows, width, 4, job)
+    return stats
 
 
 @lru_cache(maxsize=256)
@@ -430,7 +422,7 @@ def _scores_work(thread: int, softmaxes: int, itemsize: int) -> tuple[Any, ...]:
     return masks, square, found, np.empty((2, WIDTH[itemsize]))
 
 
-def softmax_gradient(
+def row_gradient(
     rows: Rows,
     logits: Reals,
     stats: Reals,
@@ -441,30 +433,11 @@ def softmax_gradient(
 ) -> None:
     """Equation (25) times weights [N] into out [R, V], which may be the logits; occupancy [K, cells] is g.
 
-    Entries are kept within +-limit before they are weighted. Rows of padding become 0.
+    stats: what `row_scores` has returned; by log-probs the gradient of -log Z is -g. Entries are kept within +-limit before
+    they are weighted. Rows of padding become 0.
     """
-    pieces, _ = _pieces(*rows.heads.tolist(), logits.shape[1])
-    _gradient(rows, logits, pieces, stats, occupancy, weights, limit, out)
-
-
-def plain_gradient(
-    rows: Rows, log_probs: Reals, occupancy: Array, weights: Sequence[float], limit: float, out: Reals
-) -> None:
-    """The gradient of -log Z by log-probs [R, V], times weights [N]: otherwise as `softmax_gradient`."""
-    _gradient(rows, log_probs, _NO_PIECES, _no_stats(log_probs), occupancy, weights, limit, out)
-
-
-def _gradient(
-    rows: Rows,
-    logits: Reals,
-    pieces: Ints,
-    stats: Reals,
-    occupancy: Array,
-    weights: Sequence[float],
-    limit: float,
-    out: Reals,
-) -> None:
     form, flat, into, (_, width) = FORMS[logits.itemsize], logits.reshape(-1), out.reshape(-1), logits.shape
+    pieces, _ = _pieces(*rows.heads.tolist(), width, len(stats) == 0)
     given, kind = tuple(rows), (logits.dtype, 0 if limit == np.inf else 2 * len(rows.classes) + 1)
 
     def job(n: int, first: int, last: int) -> None:
@@ -482,15 +455,13 @@ def _gradient_work(thread: int, kind: np.dtype[Any], entries: int) -> tuple[Any,
 
 
 @lru_cache(maxsize=64)
-def _pieces(classes: int, alone: int, width: int) -> tuple[Ints, int]:
-    """What the softmaxes of a row are taken over, see `grid_rows`, and how many softmaxes these are."""
+def _pieces(classes: int, alone: int, width: int, is_normalized: bool) -> tuple[Ints, int]:
+    """What the softmaxes of a row are taken over, see above, and how many softmaxes these are; none of log-probs."""
+    if is_normalized:
+        return np.empty((0, 3), np.int64), 0
     edges = [(0, classes, 0)] if alone < 0 else [(0, alone, 0), (alone + 1, classes, 0)]
     edges.append((classes, width, 1))
     return np.array([edge for edge in edges if edge[1] > edge[0]], np.int64), 1 + (classes < width)
-
-
-def _no_stats(log_probs: Reals) -> Reals:
-    return np.empty((0, 0), log_probs.dtype)
 
 
 def losses_and_gradient(
@@ -513,7 +484,7 @@ def losses_and_gradient(
     size, count, across, width = shape = logits.shape
     height, num_arcs, clamped = size * count * across, len(arcs), 0 if limit == np.inf else 2 * len(arcs) + 1
     rows = (np.empty((size, 8), np.int64), np.zeros((size, count), np.int64), targets, *kinds)
-    pieces, softmaxes = (_NO_PIECES, 0) if is_normalized else _pieces(*kinds[2].tolist(), width)
+    pieces, softmaxes = _pieces(*kinds[2].tolist(), width, is_normalized)
     stats, values = np.empty((2 * softmaxes, height), logits.dtype), np.empty((num_arcs, height))
     batch = arcs, np.empty((size, 4), np.int64), np.empty((size, num_arcs, 5), np.int64)
     cells, thread = num_entries(count, across - 1), get_ident()

@@ -241,28 +241,25 @@ class LogitRows:
         ]
         self._after = [*strided(logits), num_rows]
 
-    def softmax_scores(self, values: DeviceArray) -> Memory:
+    def scores(self, values: DeviceArray, is_normalized: bool) -> Memory:
         """Scores (24) into values, float64 [K, cells], contiguous; entries that no row has an arc for stay what they are.
 
-        Returns what `gradient` needs: [2 S, R] for S softmaxes, float64 for float64 logits, else float32. What belongs to
-        padding is neither read nor written.
+        Returns what `gradient` needs: [2 S, R] for S softmaxes, float64 for float64 logits, else float32; nothing for rows
+        that are log-probs already. What belongs to padding is neither read nor written.
         """
-        stats = self._device.empty(self._stat_bytes)
-        self._launch("softmax_scores", 4, [self._charges, values.pointer, stats.pointer])
+        stats = self._device.empty(0 if is_normalized else self._stat_bytes)
+        name, made = ("plain_scores", []) if is_normalized else ("softmax_scores", [stats.pointer])
+        self._launch(name, 4, [self._charges, values.pointer, *made])
         return stats
-
-    def plain_scores(self, values: DeviceArray) -> None:
-        """As `softmax_scores` for rows that are log-probs already."""
-        self._launch("plain_scores", 4, [self._charges, values.pointer])
 
     def gradient(
         self, stats: Memory | DeviceArray | None, occupancy: DeviceArray, weights: DeviceArray, limit: float
     ) -> None:
         """Equation (25), and what (28) and (29) make of it, times weights into `out`.
 
-        Rows of padding, and those without occupancy, become 0 and are not read. stats: what `softmax_scores` has returned;
-        None for rows that are log-probs. occupancy: g, float64 [K, cells], contiguous. weights: float64 [N]. limit: entries
-        are kept within +-limit before they are weighted.
+        Rows of padding, and those without occupancy, become 0 and are not read. stats: what `scores` has returned; None for
+        rows that are log-probs. occupancy: g, float64 [K, cells], contiguous. weights: float64 [N]. limit: entries are kept
+        within +-limit before they are weighted.
         """
         name, made = ("plain_gradient", []) if stats is None else ("softmax_gradient", [stats.pointer])
         given = occupancy.pointer, *strided(weights), float(limit), *strided(self._out)

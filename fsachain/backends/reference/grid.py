@@ -181,7 +181,14 @@ def _factors(rows: Rows, k: int, entry: int) -> list[int]:
     return [entry] if rows.durations[k] < 0 else [entry, int(rows.durations[k])]
 
 
-def _fill_scores(rows: Rows, log_probs: Array, no_blank: Array, values: Array) -> None:
+def row_scores(rows: Rows, logits: Reals, is_normalized: bool, values: Array) -> Reals:
+    """Scores (24) of logits [R, V], or of rows that are log-probs already, into values [K, cells].
+
+    Returns what `row_gradient` needs: without rows for log-probs, otherwise with rows of nothing.
+    """
+    log_probs, no_blank = np.asarray(logits, np.float64), np.zeros(len(logits))
+    if not is_normalized:
+        log_probs, no_blank = _log_factors(rows, logits), _log_no_blank(rows, logits)
     for n in range(len(rows.sequences)):
         for t, u, row, cell in _nodes(rows, n):
             delay, sigma = rows.charges
@@ -192,20 +199,10 @@ def _fill_scores(rows: Rows, log_probs: Array, no_blank: Array, values: Array) -
                     if entry != rows.heads[1]:
                         score += no_blank[row]
                     values[k, cell] = score + delay[k] * late - sigma[k]
+    return np.empty((0 if is_normalized else 2, 0), logits.dtype)
 
 
-def softmax_scores(rows: Rows, logits: Reals, values: Array) -> Reals:
-    """Scores (24) of logits [R, V] into values [K, cells]; returns what `softmax_gradient` needs, here nothing."""
-    _fill_scores(rows, _log_factors(rows, logits), _log_no_blank(rows, logits), values)
-    return np.empty((2, 0), logits.dtype)
-
-
-def plain_scores(rows: Rows, log_probs: Reals, values: Array) -> None:
-    """Scores (24) of rows that are log-probs already."""
-    _fill_scores(rows, np.asarray(log_probs, np.float64), np.zeros(len(log_probs)), values)
-
-
-def softmax_gradient(
+def row_gradient(
     rows: Rows,
     logits: Reals,
     stats: Reals,
@@ -218,19 +215,7 @@ def softmax_gradient(
 
     Entries are kept within +-limit before they are weighted. Rows of padding become 0.
     """
-    _fill_gradient(rows, np.exp(_log_factors(rows, logits)), occupancy, weights, limit, out)
-
-
-def plain_gradient(
-    rows: Rows, log_probs: Reals, occupancy: Array, weights: Sequence[float], limit: float, out: Reals
-) -> None:
-    """The gradient of -log Z by log-probs [R, V], times weights [N]; see `softmax_gradient`."""
-    _fill_gradient(rows, np.zeros(log_probs.shape), occupancy, weights, limit, out)
-
-
-def _fill_gradient(
-    rows: Rows, shares: Array, occupancy: Array, weights: Sequence[float], limit: float, out: Reals
-) -> None:
+    shares = np.exp(_log_factors(rows, logits)) if len(stats) else np.zeros(logits.shape)
     classes, alone = rows.heads.tolist()
     out[:] = 0.0
     for n in range(len(rows.sequences)):
