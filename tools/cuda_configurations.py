@@ -29,6 +29,7 @@ from fsachain.grid import (
     num_cells,
 )
 from fsachain.loss.arguments import given, make_rows
+from fsachain.loss.rnnt import rnnt_call
 from tools.bench.workloads import chains, entered_by_one_pdf
 
 # Compute capability, multiprocessors, shared memory of a block and cluster of GPUs of each generation that is compiled for:
@@ -172,10 +173,10 @@ def _transducer(
     for labels in most_labels:
         shape = [size, FRAMES, labels + 1, classes + durations]
         targets, counts = torch.ones(size, labels, dtype=torch.int64), [labels] * size
-        call = given(targets, targets, [FRAMES] * size, counts, [-1 if arc.labels else 0 for arc in arcs])
-        if durations:
-            call = call._replace(durations=[classes + arc.frames for arc in arcs])
-        rows = make_rows(shape, call, [classes, alone], [0.0] * kinds, 0.0).rows
+        lengths = given(targets, targets, [FRAMES] * size, counts)
+        own = [-1 if arc.labels else 0 for arc in arcs]
+        entries = [classes + arc.frames for arc in arcs if durations]
+        rows = make_rows(shape, rnnt_call(targets, lengths, arcs, own, entries, [classes, alone])).rows
         logits = device.array(dtype, size * FRAMES * (labels + 1), classes + durations)
         cells, weights = num_cells(rows), device.array("float64", size)
         values = device.array("float64", kinds, cells)

@@ -31,8 +31,8 @@ class Given(NamedTuple):
     """What the operators take beside the logits, tensors as int64 on the host.
 
     targets [N, U]; frames, labels [N]: T_n and U_n; starts [N, 2]: first frame and label, [0, 2] where all are 0; ranges:
-    [N, T, R] of pruned logits, [0, 0, 0] otherwise; classes, durations [K]: of the kinds of arcs, see `grid.Rows`.
-    Targets and ranges that were on the device of the logits stay there: no host waits for them.
+    [N, T, R] of pruned logits, [0, 0, 0] otherwise. Targets and ranges that were on the device of the logits stay there: no
+    host waits for them.
     """
 
     targets: Tensor
@@ -40,8 +40,6 @@ class Given(NamedTuple):
     labels: Tensor
     starts: Tensor
     ranges: Tensor
-    classes: list[int]
-    durations: list[int]
 
 
 def spans(given: Any) -> list[Span]:
@@ -181,7 +179,7 @@ def check_topology(rnnt_type: str) -> None:
     check_choice(rnnt_type, "rnnt_type", TOPOLOGIES)
 
 
-def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any, classes: list[int]) -> Given:
+def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any) -> Given:
     """Padded or packed logits; values are checked by `make_rows`, and may be the caller's own."""
     frames = _on_host(_integers(logit_lengths, "logit_lengths", logits.device))
     labels = _on_host(_integers(target_lengths, "target_lengths", logits.device))
@@ -191,14 +189,13 @@ def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any,
             "expected [N] both"
         )
     there = _integers(targets, "targets", logits.device)
-    return Given(there, frames, labels, _NO_STARTS, _NO_RANGES, classes, [-1] * len(classes))
+    return Given(there, frames, labels, _NO_STARTS, _NO_RANGES)
 
 
-def make_rows(shape: list[int], call: Any, heads: list[int], delays: list[float], sigma: float) -> Placed:
-    """Where rows of logits of this shape and the cells of their scores lie; the values of the arguments are checked.
+def make_rows(shape: list[int], call: Any) -> Placed:
+    """Where rows of logits of this shape and the cells of their scores lie; the values of a `RnntCall` are checked.
 
-    Targets and ranges of a device are not: illegal ones make the loss of their sequence NaN. call: see `spans`; heads: see
-    `grid.Rows`.
+    Targets and ranges of a device are not: illegal ones make the loss of their sequence NaN.
     """
     ends, targets, ranges = spans(call), call.targets, call.ranges
     _check_sizes(ends, list(targets.shape))
@@ -206,17 +203,15 @@ def make_rows(shape: list[int], call: Any, heads: list[int], delays: list[float]
     if is_pruned and ranges.is_cpu:
         _check_ranges(ranges.numpy(), shape, targets.shape[1])
     sequences = _sequences(shape, ends, targets.shape[1], is_pruned)
-    kinds = row_kinds(call.classes, call.durations, heads, delays, sigma)
-    placed = place_rows(shape, sequences, targets, ranges, kinds)
+    placed = place_rows(shape, sequences, call)
     if placed.targets is None:
-        _check_targets(placed.rows.targets, call, heads)
+        _check_targets(placed.rows.targets, call)
     return placed
 
 
-def place_rows(
-    shape: list[int], sequences: Ints, targets: Tensor, ranges: Tensor, kinds: tuple[Any, ...]
-) -> Placed:
-    """`make_rows` of arguments that it has checked, with the `sequences` that it made; kinds: of `row_kinds`."""
+def place_rows(shape: list[int], sequences: Ints, call: Any) -> Placed:
+    """`make_rows` of arguments that it has checked, with the `sequences` that it made."""
+    targets, ranges = call.targets, call.ranges
     placed_targets = placed_first = illegal = first = None
     if targets.is_cpu:
         on_host = np.ascontiguousarray(targets.numpy())
@@ -229,14 +224,13 @@ def place_rows(
             placed_first, illegal = _usable_ranges(ranges, shape, targets.shape[1])
     if first is None:
         first = np.zeros((len(sequences), max(sequences[:, 2].tolist())), np.int64)
-    return Placed(Rows(sequences, first, on_host, *kinds), placed_targets, placed_first, illegal)
+    return Placed(Rows(sequences, first, on_host, *row_kinds(call)), placed_targets, placed_first, illegal)
 
 
-def row_kinds(
-    classes: list[int], durations: list[int], heads: list[int], delays: list[float], sigma: float
-) -> tuple[Any, ...]:
+def row_kinds(call: Any) -> tuple[Any, ...]:
     """The last fields of `Rows`, which many calls share."""
-    return _row_kinds(tuple(classes), tuple(durations), tuple(heads), tuple(delays), sigma)
+    kinds = tuple(call.classes), tuple(call.durations), tuple(call.heads), tuple(call.delays)
+    return _row_kinds(*kinds, call.sigma)
 
 
 @lru_cache(maxsize=64)
@@ -275,9 +269,9 @@ def _sequences(shape: list[int], spans: list[Span], num_targets: int, is_pruned:
     )
 
 
-def _check_targets(values: Ints, call: Given, heads: list[int]) -> None:
+def _check_targets(values: Ints, call: Any) -> None:
     """Labels that are no class, or the blank, which is an error only where the softmax of labels is without it."""
-    (labels, alone), blanks = heads, {c for c in call.classes if c >= 0}
+    (labels, alone), blanks = call.heads, {c for c in call.classes if c >= 0}
     every = values.reshape(-1).tolist()
     if not every or (0 <= min(every) <= max(every) < labels and blanks.isdisjoint(every)):  # padding, too
         return
@@ -291,13 +285,13 @@ def _check_targets(values: Ints, call: Given, heads: list[int]) -> None:
         warn_once("blank", f"{message}blank=0 says that it is the first class, -1 the last", UserWarning)
 
 
-def check_frames(call: Given, encoder: list[int], predictor: list[int]) -> None:
+def check_frames(given: Given, encoder: list[int], predictor: list[int]) -> None:
     if encoder[0] != predictor[0]:
         raise ShapeError(
             f"encoder_out and predictor_out have shapes {encoder} and {predictor}; expected one N"
         )
-    _check_padded(spans(call), encoder, "encoder_out")
-    for n, count in enumerate(call.labels.tolist()):
+    _check_padded(spans(given), encoder, "encoder_out")
+    for n, count in enumerate(given.labels.tolist()):
         if count >= predictor[1]:
             raise ShapeError(
                 f"target_lengths[{n}] = {count}; expected 0 to {predictor[1] - 1}, as predictor_out {predictor}"

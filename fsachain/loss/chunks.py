@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from fsachain.backends import dispatch
 from fsachain.backends.dispatch import BackendName
-from fsachain.backends.grid_call import Grid, Placed
+from fsachain.backends.grid_call import Grid
 from fsachain.errors import ConfigError, ShapeError
 from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, dense_boxes
 from fsachain.loss import arguments
 from fsachain.loss.autograd import first_only
+from fsachain.loss.rnnt import RnntCall, arc_kinds, arc_scores, rnnt_call
 
 
 def random_state(like: Tensor) -> tuple[Tensor, ...]:
@@ -61,13 +62,10 @@ _CHUNK_ENTRIES = 1 << 22  # logits of a chunk where the caller does not say its 
 
 
 class Setting(NamedTuple):
+    """call: whose logits are encoder_out; of those of a chunk, see `_chunk_call`."""
+
     joiner: Joiner
-    call: arguments.Given
-    arcs: Any
-    is_constrained: bool
-    delay_penalty: float
-    fastemit: float
-    clamp: float
+    call: RnntCall
     chunk_frames: int | None
     backend: Grid
     precision: Callable[[], AbstractContextManager[None]]
@@ -121,23 +119,25 @@ def transducer_loss(
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
     if chunk_frames is not None and chunk_frames < 1:
         raise ConfigError(f"chunk_frames = {chunk_frames}; expected 1 or more, or None")
-    call = arguments.given(encoder_out, targets, logit_lengths, target_lengths, [blank, -1])
-    call = call._replace(targets=arguments.own(call.targets))  # which backward reads again
-    # Backward reads the lengths again, of which the caller may have written over his own.
-    call = call._replace(frames=call.frames.clone(), labels=call.labels.clone())
-    setting = Setting(
-        joiner,
-        call,
-        np.array(TOPOLOGIES[rnnt_type]),
-        rnnt_type == "constrained",
-        arguments.check_finite("delay_penalty", delay_penalty),
-        arguments.check_fastemit(fastemit_lambda),
-        arguments.check_clamp(clamp),
-        chunk_frames,
-        dispatch.grid(encoder_out, backend),
-        precision_of(encoder_out),
+    given = arguments.given(encoder_out, targets, logit_lengths, target_lengths)
+    # Backward reads targets and lengths again, of which the caller may have written over his own.
+    given = given._replace(targets=arguments.own(given.targets))
+    given = given._replace(frames=given.frames.clone(), labels=given.labels.clone())
+    call = rnnt_call(
+        encoder_out.detach(),
+        given,
+        TOPOLOGIES[rnnt_type],
+        [blank, -1],
+        delays=[0.0, arguments.check_finite("delay_penalty", delay_penalty)],
+        fastemit=arguments.check_fastemit(fastemit_lambda),
+        clamp=arguments.check_clamp(clamp),
+        is_constrained=rnnt_type == "constrained",
+        backend=backend,
     )
-    arguments.check_frames(call, list(encoder_out.shape), list(predictor_out.shape))
+    setting = Setting(
+        joiner, call, chunk_frames, dispatch.grid(encoder_out, backend), precision_of(encoder_out)
+    )
+    arguments.check_frames(given, list(encoder_out.shape), list(predictor_out.shape))
     used = list(parameters or _parameters(joiner))
     if not used and torch.is_grad_enabled():
         _check_closed(setting, encoder_out, predictor_out)
@@ -186,13 +186,17 @@ def _join(setting: Setting, encoder: Tensor, predictor: Tensor, first: int, last
     return logits
 
 
-def _chunk_rows(setting: Setting, shape: list[int], first: int) -> Placed:
-    """Rows of the logits of frames `first` and on; cells are dense, [N, frames, U + 1]."""
-    frames = (setting.call.frames - first).clamp(0, shape[1])
-    blank, *others = setting.call.classes
-    classes = [arguments.class_index(blank, shape[3], "blank"), *others]
-    call = setting.call._replace(frames=frames, classes=classes)
-    return arguments.make_rows(shape, call, [shape[3], -1], [0.0, 0.0], 0.0)
+def _chunk_call(setting: Setting, logits: Tensor, first: int) -> RnntCall:
+    """Of the logits of frames `first` and on, without delays, which are those of all frames."""
+    call, width = setting.call, logits.shape[3]
+    blank, *others = call.classes
+    return call._replace(
+        logits=logits.detach(),
+        frames=(call.frames - first).clamp(0, logits.shape[1]),
+        classes=[arguments.class_index(blank, width, "blank"), *others],
+        heads=[width, -1],
+        delays=[0.0, 0.0],
+    )
 
 
 class _Scores(NamedTuple):
@@ -216,28 +220,25 @@ def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores
     for first in range(0, frames, step):
         last = min(first + step, frames)
         logits = _join(setting, encoder, predictor, first, last)
-        placed = _chunk_rows(setting, list(logits.shape), first)
-        cells, own = setting.backend.scores(placed, logits.detach(), False)
+        _, _, cells, own = arc_scores(_chunk_call(setting, logits, first))
         stats.append(own)
-        if setting.is_constrained:
-            setting.backend.constrain(placed, cells)
         values[:, :, first:last] = cells.view(2, len(encoder), last - first, labels)
-    if setting.delay_penalty:
+    _, delay = setting.call.delays
+    if delay:
         middle = 0.5 * (setting.call.frames.view(-1, 1).double() - 1.0)
         late = (middle - torch.arange(frames, device=middle.device)).to(encoder.device, non_blocking=True)
-        values[1] += setting.delay_penalty * late.unsqueeze(2)
+        values[1] += delay * late.unsqueeze(2)
     return _Scores(values, stats, step, state)
 
 
 def _occupancies(setting: Setting, values: Tensor) -> Tensor:
     """log Z [N]; values give way to g, scaled as in (27)."""
     _, size, frames, labels = values.shape
-    batch = GridBatch(
-        setting.arcs, np.array(arguments.spans(setting.call)), dense_boxes(size, 2, frames, labels)
-    )
+    sizes = np.array(arguments.spans(setting.call))
+    batch = GridBatch(arc_kinds(tuple(setting.call.arcs)), sizes, dense_boxes(size, 2, frames, labels))
     log_prob: Tensor = setting.backend.forward_backward(batch, values.view(-1))
-    if setting.fastemit:
-        values[1] *= 1.0 + setting.fastemit
+    if setting.call.fastemit:
+        values[1] *= 1.0 + setting.call.fastemit
     return log_prob
 
 
@@ -294,12 +295,12 @@ def _chunk_gradient(
     setting: Setting, logits: Tensor, first: int, scores: _Scores, index: int, weights: Tensor
 ) -> Tensor:
     """The gradient by the logits of one chunk, in their dtype."""
-    placed = _chunk_rows(setting, list(logits.shape), first)
+    call = _chunk_call(setting, logits, first)
+    placed = arguments.make_rows(list(logits.shape), call)
     g = scores.values[:, :, first : first + logits.shape[1]].contiguous().view(2, -1)
-    if setting.is_constrained:
+    if call.is_constrained:
         g = g.clone()  # a view where there is one chunk
         setting.backend.release(placed, g)
-    found: Tensor = setting.backend.gradient(
-        placed, logits.detach(), scores.stats[index], g, weights, setting.clamp
-    )
-    return found.view(logits.shape)
+    made = scores.stats[index], g, weights
+    found: Tensor = setting.backend.gradient(placed, call.logits, *made, call.clamp)
+    return found

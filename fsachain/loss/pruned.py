@@ -458,14 +458,13 @@ def rnnt_loss_pruned(
         spans[:, 2],
         spans[:, [1, 0]],
         arguments.integers_there(ranges, "ranges", logits.device),
-        [blank, -1],
-        [-1, -1],
     )
     delay = arguments.check_finite("delay_penalty", delay_penalty)
     call = rnnt_call(
         logits,
         given,
         TOPOLOGIES[rnnt_type],
+        [blank, -1],
         delays=[0.0, delay],
         is_constrained=rnnt_type == "constrained",
         backend=backend,

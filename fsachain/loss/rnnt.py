@@ -34,7 +34,8 @@ from fsachain.loss.grid import grid, score_batch
 
 
 @lru_cache(maxsize=64)
-def _arc_kinds(arcs: tuple[int, ...]) -> npt.NDArray[np.int64]:
+def arc_kinds(arcs: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """The arcs of a `GridBatch`."""
     return np.array(arcs).reshape(-1, 3)
 
 
@@ -52,12 +53,12 @@ def grid_batch(rows: Rows, starts: Tensor, arcs: npt.NDArray[np.int64]) -> GridB
 
 
 class RnntCall(NamedTuple):
-    """Arguments of the operator; the seven after the logits: see `arguments.Given`.
+    """Arguments of the operator; the five after the logits: see `arguments.Given`.
 
-    arcs [3 K]: a `grid.GridArc` for each class. heads: the softmaxes of a row, see `grid.Rows`. delays, sigma: of (24);
-    fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs; forgive: empty, or
-    e^-s, e^-i, e^-d and w of (30). Entries of the gradient are kept within +-clamp; `inplace` writes it over the logits.
-    reduction, zero_infinity: of the losses.
+    arcs [3 K]: a `grid.GridArc` for each kind of arcs. classes, durations, delays [K], sigma: of these, heads: the softmaxes
+    of a row, see `grid.Rows`. fastemit: lambda of (27); is_constrained: (26) holds; is_normalized: logits are log-probs;
+    forgive: empty, or e^-s, e^-i, e^-d and w of (30). Entries of the gradient are kept within +-clamp; `inplace` writes it
+    over the logits. reduction, zero_infinity: of the losses.
     """
 
     logits: Tensor
@@ -66,9 +67,9 @@ class RnntCall(NamedTuple):
     labels: Tensor
     starts: Tensor
     ranges: Tensor
+    arcs: list[int]
     classes: list[int]
     durations: list[int]
-    arcs: list[int]
     heads: list[int]
     delays: list[float]
     forgive: list[float]
@@ -100,7 +101,7 @@ class RnntLosses(NamedTuple):
 def arc_scores(call: RnntCall) -> tuple[Grid, Placed, Tensor, Tensor]:
     """The grid and where its rows lie; scores (24) [K, cells], with (26) if it holds, and the softmaxes' stats."""
     ours, logits = dispatch.grid(call.logits, call.backend), call.logits
-    placed = make_rows(list(logits.shape), call, call.heads, call.delays, call.sigma)
+    placed = make_rows(list(logits.shape), call)
     values, stats = ours.scores(placed, logits, call.is_normalized)
     if call.is_constrained:
         ours.constrain(placed, values)
@@ -109,7 +110,7 @@ def arc_scores(call: RnntCall) -> tuple[Grid, Placed, Tensor, Tensor]:
 
 def _rnnt(call: RnntCall) -> RnntLosses:
     """Losses and what their gradient needs."""
-    arcs, forgive = _arc_kinds(tuple(call.arcs)), call.forgive
+    arcs, forgive = arc_kinds(tuple(call.arcs)), call.forgive
     ours, placed, values, stats = arc_scores(call)
     plain = values
     if forgive:
@@ -210,6 +211,8 @@ class GradientCall(NamedTuple):
     classes: list[int]
     durations: list[int]
     heads: list[int]
+    delays: list[float]
+    sigma: float
     clamp: float
     backend: str
     factors: Tensor
@@ -221,8 +224,7 @@ def _rnnt_gradient(call: GradientCall) -> Tensor:
 
 
 def _gradient_of(call: GradientCall, inplace: bool) -> Tensor:
-    kinds = row_kinds(call.classes, call.durations, call.heads, [0.0] * len(call.classes), 0.0)
-    placed = place_rows(list(call.logits.shape), call.sequences.numpy(), call.targets, call.ranges, kinds)
+    placed = place_rows(list(call.logits.shape), call.sequences.numpy(), call)
     made, ours = (call.stats, call.occupancy, call.factors), dispatch.grid(call.logits, call.backend)
     gradient: Tensor = ours.gradient(placed, call.logits, *made, call.clamp, inplace)
     return gradient
@@ -263,14 +265,13 @@ class LossAndGradient(NamedTuple):
 
 def _rnnt_at_once(call: RnntCall) -> LossAndGradient:
     """Of few logits the gradient with the loss, by one call of compiled code: see `is_short`."""
-    logits, heads, delays, sigma = call.logits, call.heads, call.delays, call.sigma
-    kinds = row_kinds(call.classes, call.durations, heads, delays, sigma), _arc_kinds(tuple(call.arcs))
+    logits, kinds = call.logits, (row_kinds(call), arc_kinds(tuple(call.arcs)))
     options = call.is_normalized, arguments.share_of(call.reduction, logits.shape[0]), call.clamp
     ours: Any = dispatch.grid(logits, call.backend)  # of the host
     given = call.targets, call.frames, call.labels
     log_prob, gradient, is_plain = ours.losses_and_gradient(logits, *given, *kinds, *options)
     if not is_plain:
-        make_rows(list(logits.shape), call, heads, delays, sigma)  # an error, or a warning, says why
+        make_rows(list(logits.shape), call)  # an error, or a warning, says why
     return LossAndGradient(_reduced_on_host(call, log_prob), gradient)
 
 
@@ -317,11 +318,21 @@ def is_short(call: RnntCall) -> bool:
 _FEW = 1 << 17  # entries of rows of 16 or more
 
 
-def rnnt_call(logits: Tensor, given: Given, arcs: Sequence[GridArc], **options: Any) -> RnntCall:
-    """Of checked arguments, options as in `RnntCall`; by default one softmax over all classes, no delays."""
-    heads, delays = options.pop("heads", [logits.shape[-1], -1]), options.pop("delays", [0.0] * len(arcs))
-    kinds, forgive = list(chain(*arcs)), options.pop("forgive", [])
-    return RnntCall(logits, *given, kinds, heads, delays, forgive, wants_gradient(logits), **options)
+def rnnt_call(
+    logits: Tensor,
+    given: Given,
+    arcs: Sequence[GridArc],
+    classes: list[int],
+    durations: list[int] | None = None,
+    heads: list[int] | None = None,
+    delays: list[float] | None = None,
+    forgive: list[float] | None = None,
+    **options: Any,
+) -> RnntCall:
+    """Of checked arguments, see `RnntCall`; by default no durations, one softmax over all classes, no delays."""
+    kinds = list(chain(*arcs)), classes, durations or [-1] * len(arcs)
+    rest = heads or [logits.shape[-1], -1], delays or [0.0] * len(arcs), forgive or []
+    return RnntCall(logits, *given, *kinds, *rest, wants_gradient(logits), **options)
 
 
 def rnnt_loss(
@@ -382,7 +393,7 @@ def rnnt_loss(
     arguments.check_topology(rnnt_type)
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
     blank = arguments.class_index(blank, logits.shape[-1], "blank")
-    given = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
+    given = arguments.given(logits, targets, logit_lengths, target_lengths)
     weights: list[float] = []
     if forgive is not None:
         check_forgiveness(forgive)
@@ -398,6 +409,7 @@ def rnnt_loss(
         logits,
         given,
         TOPOLOGIES[rnnt_type],
+        [blank, -1],
         delays=[0.0, arguments.check_finite("delay_penalty", delay_penalty)],
         fastemit=arguments.check_fastemit(fastemit_lambda),
         clamp=arguments.check_clamp(clamp),
@@ -571,17 +583,18 @@ def rnnt_lattice(
     arguments.check_logits(logits, "logits", (4,))
     arguments.check_topology(rnnt_type)
     blank = arguments.class_index(blank, logits.shape[-1], "blank")
-    call = arguments.given(logits, targets, logit_lengths, target_lengths, [blank, -1])
+    given = arguments.given(logits, targets, logit_lengths, target_lengths)
     if ranges is not None:
-        call = call._replace(ranges=arguments.integers_there(ranges, "ranges", logits.device))
+        given = given._replace(ranges=arguments.integers_there(ranges, "ranges", logits.device))
     options: dict[str, Any] = {"delays": [0.0, delay_penalty], "is_normalized": not fused_log_softmax}
     options |= {"is_constrained": rnnt_type == "constrained", "backend": backend}
-    return lattice_of(rnnt_call(logits, call, TOPOLOGIES[rnnt_type], **options), TOPOLOGIES[rnnt_type])
+    return lattice_of(rnnt_call(logits, given, TOPOLOGIES[rnnt_type], [blank, -1], **options))
 
 
-def lattice_of(call: RnntCall, arcs: tuple[GridArc, ...]) -> TransducerLattice:
+def lattice_of(call: RnntCall) -> TransducerLattice:
     """The lattice of padded logits [N, T, .., ..]."""
     _, _, scores, _ = arc_scores(call)
+    arcs = tuple(GridArc(*arc) for arc in arc_kinds(tuple(call.arcs)).tolist())
     boxes = scores.view(len(arcs), *call.logits.shape[:2], -1).transpose(0, 1)
     sizes = as_tensor(arguments.spans(call))
     return TransducerLattice(boxes, arcs, sizes, cast(BackendName, call.backend))

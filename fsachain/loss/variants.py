@@ -6,7 +6,7 @@ All are `rnnt` with other arcs, and for HAT and TDT with rows of two factors, (2
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,31 +20,21 @@ from fsachain.loss.rnnt import RnntCall, TransducerLattice, lattice_of, rnnt_cal
 _Given = tuple[Tensor, Any, Any, Any]  # logits, targets and the lengths of both
 
 
-class _Variant(NamedTuple):
-    """A checked call and its kinds of arcs."""
-
-    call: RnntCall
-    arcs: tuple[GridArc, ...]
-
-    def lattice(self) -> TransducerLattice:
-        return lattice_of(self.call, self.arcs)
-
-    def loss(self, reduction: str, clamp: float, fastemit_lambda: float, inplace: bool) -> Tensor:
-        arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
-        fastemit, limit = arguments.check_fastemit(fastemit_lambda), arguments.check_clamp(clamp)
-        call = self.call._replace(fastemit=fastemit, clamp=limit, inplace=inplace, reduction=reduction)
-        return rnnt_losses(call)
+def _loss(call: RnntCall, reduction: str, clamp: float, fastemit_lambda: float, inplace: bool) -> Tensor:
+    arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
+    fastemit, limit = arguments.check_fastemit(fastemit_lambda), arguments.check_clamp(clamp)
+    return rnnt_losses(call._replace(fastemit=fastemit, clamp=limit, inplace=inplace, reduction=reduction))
 
 
-def _hat(call: _Given, blank: int, dimensions: tuple[int, ...], backend: BackendName) -> _Variant:
-    logits = call[0]
+def _hat(given: _Given, blank: int, dimensions: tuple[int, ...], backend: BackendName) -> RnntCall:
+    logits = given[0]
     arguments.check_logits(logits, "logits", dimensions)
     width = logits.shape[-1]
     if width < 2:
         raise ConfigError(f"logits has {width} classes; expected the blank and at least one label")
     blank = arguments.class_index(blank, width, "blank")
-    given = arguments.given(*call, [blank, -1])
-    return _Variant(rnnt_call(logits, given, REGULAR, heads=[width, blank], backend=backend), REGULAR)
+    checked = arguments.given(*given)
+    return rnnt_call(logits, checked, REGULAR, [blank, -1], heads=[width, blank], backend=backend)
 
 
 @torch.no_grad()
@@ -65,7 +55,7 @@ def hat_lattice(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    return _hat((logits, targets, logit_lengths, target_lengths), blank, (4,), backend).lattice()
+    return lattice_of(_hat((logits, targets, logit_lengths, target_lengths), blank, (4,), backend))
 
 
 def hat_loss(
@@ -89,19 +79,19 @@ def hat_loss(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    variant = _hat((logits, targets, logit_lengths, target_lengths), blank, (4, 2), backend)
-    return variant.loss(reduction, clamp, fastemit_lambda, inplace)
+    call = _hat((logits, targets, logit_lengths, target_lengths), blank, (4, 2), backend)
+    return _loss(call, reduction, clamp, fastemit_lambda, inplace)
 
 
 def _tdt(
-    call: _Given,
+    given: _Given,
     durations: Sequence[int],
     blank: int,
     sigma: float,
     dimensions: tuple[int, ...],
     backend: BackendName,
-) -> _Variant:
-    logits = call[0]
+) -> RnntCall:
+    logits = given[0]
     arguments.check_logits(logits, "logits", dimensions)
     lengths = _check_durations(durations, 0, "durations")
     width = logits.shape[-1] - len(lengths)
@@ -114,9 +104,8 @@ def _tdt(
     kinds = [(GridArc(frames, 0, 0), blank, entry) for entry, frames in times if frames > 0]
     kinds += [(GridArc(frames, 1, 1), -1, entry) for entry, frames in times]
     arcs, classes, entries = zip(*kinds, strict=True)
-    given = arguments.given(*call, list(classes))._replace(durations=list(entries))
-    options = {"heads": [width, -1], "sigma": arguments.check_finite("sigma", sigma), "backend": backend}
-    return _Variant(rnnt_call(logits, given, arcs, **options), arcs)
+    lists, sigma = (list(classes), list(entries), [width, -1]), arguments.check_finite("sigma", sigma)
+    return rnnt_call(logits, arguments.given(*given), arcs, *lists, sigma=sigma, backend=backend)
 
 
 @torch.no_grad()
@@ -139,8 +128,8 @@ def tdt_lattice(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    call = logits, targets, logit_lengths, target_lengths
-    return _tdt(call, durations, blank, sigma, (4,), backend).lattice()
+    given = logits, targets, logit_lengths, target_lengths
+    return lattice_of(_tdt(given, durations, blank, sigma, (4,), backend))
 
 
 def tdt_loss(
@@ -170,9 +159,9 @@ def tdt_loss(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    call = logits, targets, logit_lengths, target_lengths
-    variant = _tdt(call, durations, blank, sigma, (4, 2), backend)
-    return variant.loss(reduction, clamp, fastemit_lambda, inplace)
+    given = logits, targets, logit_lengths, target_lengths
+    call = _tdt(given, durations, blank, sigma, (4, 2), backend)
+    return _loss(call, reduction, clamp, fastemit_lambda, inplace)
 
 
 def multi_blank_loss(
@@ -207,9 +196,10 @@ def multi_blank_loss(
     own = [arguments.class_index(index, width, "big_blanks") for index in big_blanks]
     classes = [arguments.class_index(blank, width, "blank"), -1, *own]
     arcs = *REGULAR, *(BLANK._replace(frames=count) for count in frames)
-    given = arguments.given(logits, targets, logit_lengths, target_lengths, classes)
-    call = rnnt_call(logits, given, arcs, sigma=arguments.check_finite("sigma", sigma), backend=backend)
-    return _Variant(call, arcs).loss(reduction, clamp, fastemit_lambda, inplace)
+    given = arguments.given(logits, targets, logit_lengths, target_lengths)
+    sigma = arguments.check_finite("sigma", sigma)
+    call = rnnt_call(logits, given, arcs, classes, sigma=sigma, backend=backend)
+    return _loss(call, reduction, clamp, fastemit_lambda, inplace)
 
 
 def _check_durations(durations: Any, least: int, name: str) -> list[int]:

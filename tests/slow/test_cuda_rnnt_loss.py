@@ -27,7 +27,8 @@ from fsachain import (
 )
 from fsachain.backends.dispatch import grid
 from fsachain.grid import REGULAR
-from fsachain.loss.arguments import Given, given, make_rows
+from fsachain.loss.arguments import given, make_rows
+from fsachain.loss.rnnt import grid_batch, rnnt_call
 from tools.cuda_on_host import pretended
 
 pytestmark = needs_host_compiler
@@ -162,17 +163,16 @@ def place(logits, targets, ranges=None, heads=None, is_normalized=False):
     def there(tensor):
         return tensor.as_subclass(There)
 
-    call = given(logits, TARGETS, FRAMES, LABELS, [BLANK, -1])
+    heads = heads or [WIDTH, -1]
+    call = rnnt_call(logits, given(logits, TARGETS, FRAMES, LABELS), REGULAR, [BLANK, -1], heads=heads)
     call = call._replace(targets=there(targets))
     if ranges is not None:
         call = call._replace(ranges=there(ranges))
-    placed = make_rows(list(logits.shape), Given(*call), heads or [WIDTH, -1], [0.0, 0.0], 0.0)
+    placed = make_rows(list(logits.shape), call)
     assert placed.targets is not None and placed.rows.targets.size == 0
     with pretended():
         ours = grid(logits, "auto")
         values, _ = ours.scores(placed, logits.detach(), is_normalized)
-        from fsachain.loss.rnnt import grid_batch
-
         return ours.log_probs(grid_batch(placed.rows, call.starts, np.array(REGULAR)), values)
 
 
