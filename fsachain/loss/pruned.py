@@ -104,18 +104,8 @@ def _real_frames(am: Tensor, boundary: Tensor) -> Tensor:
 
 def _classes(symbols: Tensor, termination: int, frames: int) -> Tensor:
     """[N, T, S + 1]: which entries of am are read as they are."""
-    index = torch.nn.functional.pad(symbols.clamp(min=0), (0, 1), value=termination)
+    index = torch.nn.functional.pad(symbols, (0, 1), value=termination)
     return index.unsqueeze(1).expand(-1, frames, -1)
-
-
-class PairCall(NamedTuple):
-    """Of am [N, T, C] and lm [N, L, C], both float32 or float64, and symbols [N, S]; boundary [N, 4] on the host."""
-
-    am: Tensor
-    lm: Tensor
-    symbols: Tensor
-    boundary: Tensor
-    termination: int
 
 
 class PairScores(NamedTuple):
@@ -128,8 +118,9 @@ class PairScores(NamedTuple):
     sums: Tensor
 
 
-def _pair_scores(call: PairCall) -> PairScores:
-    am, lm = _real_frames(call.am, call.boundary), call.lm.contiguous()
+def _pair_scores(am: Tensor, lm: Tensor, symbols: Tensor, boundary: Tensor, termination: int) -> PairScores:
+    """Of am [N, T, C] and lm [N, L, C], both float32 or float64, and symbols [N, S]; boundary [N, 4] on the host."""
+    am, lm = _real_frames(am, boundary), lm.contiguous()
     sums = exact_product(_parts(lm), _parts(am).transpose(1, 2)).contiguous()
     result = sums.log().add_(_largest(lm)).add_(_largest(am).transpose(1, 2))
     if arrays.home_of(am) == "cuda":
@@ -138,13 +129,12 @@ def _pair_scores(call: PairCall) -> PairScores:
     else:
         for n, s, t in _weak_pairs(sums, am.shape[2]):
             result[n, s, t] = torch.logsumexp(am[n, t] + lm[n, s], dim=1)
-    read = am.gather(2, _classes(call.symbols, call.termination, am.shape[1]))
+    read = am.gather(2, _classes(symbols, termination, am.shape[1]))
     return PairScores(torch.cat([result, read.transpose(1, 2)], dim=1), sums)
 
 
-def _fake_scores(call: PairCall) -> PairScores:
-    am, count = call.am, call.lm.shape[1]
-    sizes = count + call.symbols.shape[1] + 1, count
+def _fake_scores(am: Tensor, lm: Tensor, symbols: Tensor, *_: Any) -> PairScores:
+    sizes = lm.shape[1] + symbols.shape[1] + 1, lm.shape[1]
     return PairScores(*(am.new_empty(am.shape[0], rows, am.shape[1]) for rows in sizes))
 
 
@@ -222,10 +212,14 @@ Pair = tuple[Tensor, Tensor]
 class Simple(NamedTuple):
     """Checked arguments: lm [N, S + 1, C] and am [N, T, C], float32 or float64, and more beside these.
 
-    symbols: -1 where one of a device is no class; last [N, 2]: s_end and t_end.
+    symbols: -1 where one of a device is no class; boundary: on the host; last [N, 2]: s_end and t_end.
     """
 
-    pairs: PairCall
+    am: Tensor
+    lm: Tensor
+    symbols: Tensor
+    boundary: Tensor
+    termination: int
     last: Tensor
     rnnt_type: RnntType
     delay_penalty: float
@@ -283,7 +277,11 @@ def check_simple(
     kind = torch.float64 if torch.float64 in (lm.dtype, am.dtype) else torch.float32
     termination = class_index(termination_symbol, width, "termination_symbol")
     return Simple(
-        PairCall(am.to(kind), lm.to(kind), given, spans, termination),
+        am.to(kind),
+        lm.to(kind),
+        given,
+        spans,
+        termination,
         spans[:, 2:].to(am.device, non_blocking=True),
         rnnt_type,
         check_finite("delay_penalty", delay_penalty),
@@ -300,7 +298,7 @@ def _finish(call: Simple, px: Tensor, py: Tensor) -> Pair:
         middle = 0.5 * (call.last[:, 1].to(px.dtype) - 1.0)
         px = px + call.delay_penalty * (middle.view(-1, 1, 1) - times.to(px.dtype))
     px = torch.where(times < call.last[:, 1].view(-1, 1, 1), px, -torch.inf)
-    px = torch.where(call.pairs.symbols.unsqueeze(2) < 0, torch.nan, px)
+    px = torch.where(call.symbols.unsqueeze(2) < 0, torch.nan, px)
     if call.rnnt_type == "regular":
         px = torch.nn.functional.pad(px, (0, 1), value=-torch.inf)
     return px, py
@@ -317,21 +315,21 @@ def mixed_scores(call: Simple, lm_only_scale: float = 0.0, am_only_scale: float 
             f"lm_only_scale and am_only_scale are {lm_only_scale} and {am_only_scale}; "
             "expected numbers >= 0 whose sum is at most 1"
         )
-    termination, symbols = call.pairs.termination, call.pairs.symbols.clamp(min=0)
-    positions, labels = call.pairs.lm.shape[1], symbols.shape[1]
+    termination, symbols = call.termination, call.symbols.clamp(min=0)
+    positions, labels = call.lm.shape[1], symbols.shape[1]
     real = (torch.arange(positions, device=call.last.device) <= call.last[:, :1]).unsqueeze(2)
-    lm = torch.where(real, call.pairs.lm, 0)
+    lm = torch.where(real, call.lm, 0)
     px_lm, py_lm = lm[:, :-1].gather(2, symbols.unsqueeze(2)), lm[:, :, termination].unsqueeze(2)
     if scales[0] == 1.0:
-        rows = pair_scores(call.pairs._replace(lm=lm)).rows
+        rows = pair_scores(call.am, lm, symbols, call.boundary, termination).rows
         joint, px_am, py_am = rows.split([positions, labels, 1], dim=1)
         return _finish(call, px_lm + px_am - joint[:, :-1], py_lm + py_am - joint)
-    usable = ~torch.isnan(call.pairs.lm.softmax(dim=2)).any(dim=2, keepdim=True)
-    everywhere = torch.where(usable, call.pairs.lm, 0).softmax(dim=2)
+    usable = ~torch.isnan(call.lm.softmax(dim=2)).any(dim=2, keepdim=True)
+    everywhere = torch.where(usable, call.lm, 0).softmax(dim=2)
     unigram = torch.where(usable, everywhere, 0).sum((0, 1)) / usable.sum().clamp(min=1)
     log_unigram = (unigram + torch.finfo(unigram.dtype).tiny).log()
     both = torch.cat([lm, log_unigram.expand(len(lm), 1, -1)], dim=1)
-    rows = pair_scores(call.pairs._replace(lm=both)).rows
+    rows = pair_scores(call.am, both, symbols, call.boundary, termination).rows
     joint, am_alone, px_am, py_am = rows.split([positions, 1, labels, 1], dim=1)
     lm_alone = torch.logsumexp(lm, dim=2, keepdim=True)
     px_kinds = (
@@ -379,7 +377,7 @@ def rnnt_loss_simple(
         ShapeError, ConfigError: an argument that cannot be used.
     """
     call = check_simple(lm, am, symbols, termination_symbol, boundary, rnnt_type, delay_penalty)
-    return _loss(mixed_scores(call), call.pairs.boundary, reduction, return_grad, backend)
+    return _loss(mixed_scores(call), call.boundary, reduction, return_grad, backend)
 
 
 def rnnt_loss_smoothed(
@@ -408,7 +406,7 @@ def rnnt_loss_smoothed(
     """
     call = check_simple(lm, am, symbols, termination_symbol, boundary, rnnt_type, delay_penalty)
     scores = mixed_scores(call, lm_only_scale, am_only_scale)
-    return _loss(scores, call.pairs.boundary, reduction, return_grad, backend)
+    return _loss(scores, call.boundary, reduction, return_grad, backend)
 
 
 def _loss(scores: Pair, boundary: Tensor, reduction: str, return_grad: bool, backend: BackendName) -> Any:

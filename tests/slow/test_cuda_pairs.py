@@ -9,7 +9,7 @@ import torch
 from device_arrays import WAITING, needs_host_compiler, on_device, read
 
 from fsachain.backends.cuda import grid as cuda_grid
-from fsachain.loss.pruned import PairCall, PairGradientCall, pair_gradient, pair_scores
+from fsachain.loss.pruned import PairGradientCall, pair_gradient, pair_scores
 from tools.cuda_on_host import HostDevice, pretended
 
 pytestmark = needs_host_compiler
@@ -108,7 +108,7 @@ def test_the_operators_give_on_a_device_what_they_give_on_the_host(scale):
     found = []
     for on_device_too in (True, False):
         with pretended() if on_device_too else nullcontext() as device:
-            result, _ = pair_scores(PairCall(am, lm, symbols, boundary, 1))
+            result, _ = pair_scores(am, lm, symbols, boundary, 1)
             gradients = torch.autograd.grad(result, (am, lm), weights)
         if device:
             assert {launch.kernel.text for launch in device.launches} == {"pairs.cu"}
@@ -128,6 +128,6 @@ def test_nothing_on_the_way_asks_the_device_for_a_size_or_a_number(monkeypatch):
             patch.setattr(torch.Tensor, name, refuse)
         patch.setattr(torch, "nonzero", refuse)
         symbols, boundary = [[2, 0]] * len(am), [[0, 0, 2, am.shape[1]]] * len(am)
-        given = PairCall(am, lm, torch.tensor(symbols), torch.tensor(boundary), 1)
+        given = am, lm, torch.tensor(symbols), torch.tensor(boundary), 1
         rows, sums = pair_scores.kernel(given)
         pair_gradient.kernel(PairGradientCall(*given, rows, sums, torch.ones_like(rows)))
