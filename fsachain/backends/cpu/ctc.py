@@ -24,12 +24,14 @@ from fsachain.backends.cpu.jit import helper, jit, jit_on_views
 from fsachain.backends.cpu.layouts import ArcRows
 from fsachain.backends.cpu.memory import (
     Block,
+    Memory,
     Plan,
     Shape,
     borrow,
     give_back,
+    lay_out,
     make_plan,
-    memory_block,
+    rooms_of,
     shape_of,
     thread_budget,
     trim,
@@ -40,8 +42,7 @@ from fsachain.backends.cpu.numbers import (
     Weights,
     weights,
 )
-from fsachain.backends.cpu.simd import LINE, aligned_bytes
-from fsachain.backends.cpu.structs import Form, address_of, array_type, pack, struct_type, words_of
+from fsachain.backends.cpu.structs import Form, Room, pack, words_of
 from fsachain.backends.cpu.tables import KernelTable, kernel_table
 from fsachain.backends.cpu.threads import run_all, threads_for
 from fsachain.backends.ctc import (
@@ -75,7 +76,7 @@ LABELS = 4  # graphs are made for multiples of so many labels: not many of them,
 
 
 class Group(NamedTuple):
-    """What some sequences side by side run on: fields of kernels' arguments, as `Stage` lays them out.
+    """What some sequences side by side run on.
 
     What a target decides is `fill`ed in: mantissas and exponents, of the weights of `table` in the three orders of
     `ArcRows`, then the final ones; lanes and lengths; the least weights of `KernelTable`; offset, slope, active and counts
@@ -106,7 +107,7 @@ class Group(NamedTuple):
 def _run(
     form: Any,
     c: Any,
-    group: Any,
+    stage: Any,
     given: Any,
     labels: Any,
     label_counts: Any,
@@ -124,14 +125,14 @@ def _run(
     out: Any,
 ) -> None:
     """log Z of the sequences `given`, whether each is certain, and the gradient of those that are: see `log_probs`."""
-    _fill(
-        group, given, labels, label_counts, frame_counts, log_prior, prices, star_offset, blank, delay_penalty
-    )
-    lanes, lengths, factors, frames = group.lanes, group.lengths, group.factors, group.frames
+    group, frames = stage.group, stage.frames
+    classes = frames.rows.num_classes, log_prior, star_offset, blank, delay_penalty
+    _fill(group, given, labels, label_counts, frame_counts, prices, *classes)
+    lanes, lengths, factors = group.lanes, group.lengths, group.factors
     for g in range(len(lanes)):
         factors[g] = -weights[lanes[g]]
     found, certain = group.found, group.certain
-    rest = group.memory, limit, factors, found, certain, out
+    rest = stage.memory, limit, factors, found, certain, out
     run_inside(form, group.table, c, frames, segment, *rest)
     for g in range(len(given)):
         n = given[g]
@@ -161,8 +162,9 @@ def _fill(
     labels: Any,
     label_counts: Any,
     frame_counts: Any,
-    log_prior: Any,
     prices: Any,
+    num_classes: int,
+    log_prior: Any,
     star_offset: float,
     blank: int,
     delay_penalty: float,
@@ -173,7 +175,7 @@ def _fill(
     """
     mantissas, exponents, columns, least = group.mantissas, group.exponents, group.columns, group.least
     column_labels, own, weights = group.column_labels, group.labels, prices.weights
-    num_arcs, num_classes = len(group.prices), group.frames.rows.num_classes
+    num_arcs = len(group.prices)
     has_star = len(column_labels) > 1 and column_labels[1] == 0
     least[0], least[1], least[2], least[3] = 1.0, prices.least[0], 1.0, prices.least[1]
     for k in range(len(column_labels)):
@@ -222,8 +224,8 @@ class _Kind(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _pattern(kind: _Kind, form: Form) -> tuple[Group, npt.NDArray[np.uint8], Shape]:
-    """The group of targets of at most so many labels, the block that it lies in, and its sizes."""
+def _pattern(kind: _Kind, form: Form) -> tuple[Group, Shape]:
+    """The group of targets of at most so many labels, what they decide being rooms, and its sizes."""
     num_labels, topology, repeats_apart, errors = kind
     fsa = column_shape(np.arange(num_labels), topology, repeats_apart, errors)
     own = ctc_arcs(num_labels, topology, errors)
@@ -251,82 +253,61 @@ def _pattern(kind: _Kind, form: Form) -> tuple[Group, npt.NDArray[np.uint8], Sha
     number = np.concatenate(numbers)
     last, width = firsts[-1] + fsa.num_states, form.width
     label_of = column_labels(num_labels, repeats_apart, errors.has_star)[data.active]
-    sizes: tuple[
-        tuple[tuple[int, ...], Any], ...
-    ] = (  # of the first fields of `Group`, and of its columns after two
-        ((last, width), np.float64),
-        ((last if form.is_wide else 0, width), np.int64),
-        ((len(label_of), width), np.float64),
-        ((len(label_of),), np.float64),
-        ((len(label_of), width), np.uint32),
-        *[((width,), np.int64)] * 3,
-        ((width,), np.float64),
-        ((2, width), np.float64),
-        ((width,), np.int64),
-        ((4,), np.float64),
-    )
-    lines = [-(-math.prod(shape) * np.dtype(kind).itemsize // LINE) * LINE for shape, kind in sizes]
-    block = aligned_bytes(sum(lines))
-    parts: list[Any] = [
-        np.ndarray(shape, kind, block, first)
-        for (shape, kind), first in zip(sizes, itertools.accumulate(lines, initial=0), strict=False)
-    ]
-    mantissas, exponents, offset, slope, active, counts = parts[:6]
+    room: Any = Room  # as the array that it will be
+    mantissas = room(np.float64, last, width)
+    exponents = room(np.int64, last if form.is_wide else 0, width)
+    least = room(np.float64, 4)
     one, two, three, final = (
-        Weights(mantissas[a:b], exponents[a:b]) for a, b in itertools.pairwise((*firsts, last))
+        Weights(mantissas.rows(a, b), exponents.rows(a, b)) for a, b in itertools.pairwise((*firsts, last))
     )
     arcs = arcs._replace(arc_weight=one, column_weight=two, src_weight=three)
-    data = data._replace(arcs=arcs, final=final, log_scale=np.zeros(3), least=parts[-1])
-    place = np.arange(len(label_of), dtype=np.uint32)
-    columns: Any = OwnColumns(active, counts, offset, slope, np.empty(0, np.int64), place)
-    group = Group(
-        *parts[:2],
-        *parts[6:],  # type: ignore[call-arg]
-        *(np.asarray(x, np.int64)[number] for x in (own.price, own.label, own.apart)),
-        *final_states(np.arange(num_labels + 1), num_labels, topology, errors),
-        label_of,
-        data,
-        columns,
+    data = data._replace(arcs=arcs, final=final, log_scale=np.zeros(3), least=least)
+    columns: Any = OwnColumns(
+        active=room(np.uint32, len(label_of), width),
+        counts=room(np.int64, width),
+        offset=room(np.float64, len(label_of), width),
+        slope=room(np.float64, len(label_of)),
+        tiles=np.empty(0, np.int64),
+        place=np.arange(len(label_of), dtype=np.uint32),
     )
-    return group, block, shape_of(data, columns, form, DOUBLE)
+    prices, labels, apart = (np.asarray(x, np.int64)[number] for x in (own.price, own.label, own.apart))
+    ends: Any = final_states(np.arange(num_labels + 1), num_labels, topology, errors)
+    group = Group(
+        mantissas=mantissas,
+        exponents=exponents,
+        lanes=room(np.int64, width),
+        lengths=room(np.int64, width),
+        factors=room(np.float64, width),
+        found=room(np.float64, 2, width),
+        certain=room(np.int64, width),
+        least=least,
+        prices=prices,
+        labels=labels,
+        apart=apart,
+        final=ends[0],
+        end_prices=ends[1],
+        column_labels=label_of,
+        table=data,
+        columns=columns,
+    )
+    return group, shape_of(data, columns, form, DOUBLE)
+
+
+class Stage(NamedTuple):
+    """A group with all that it runs on. The call's own words are the last: those of `frames.rows`."""
+
+    group: Group
+    memory: Memory
+    frames: CtcFrames
 
 
 @lru_cache(maxsize=1024)
-def _stage(kind: _Kind, form: Form, itemsize: int, plan: Plan, kept: int) -> tuple[Block, int, Group]:
-    """A `Group` with its `frames`, for scores of `itemsize` bytes, and its `memory`.
-
-    Also the first word of the call's rows, and the group, some of whose arrays lie elsewhere and must live.
-    """
-    group, block, shape = _pattern(kind, form)
-    own, memory, masks = pack(group), memory_block(shape, plan, kept), leave_out_masks(itemsize)
-    sums = np.empty((2, 0, 0)), np.empty((0, 0)), np.empty((2, 0, 0))
-    rows = pack(CtcRows(masks, *sums, masks, masks, *[0] * 6))
-    group_type, start = own._numba_type_, address_of(block)
-    in_block = ((own.words >= start) & (own.words <= start + len(block))).astype(np.int64)
-    parts = (
-        own.words - start * in_block,
-        memory.words + len(block) * memory.in_block,
-        rows.words[:2],
-        rows.words,
-    )
-    _, memory_at, masks_at, rows_at, _ = itertools.accumulate(map(len, parts), initial=0)
-    frames = struct_type(
-        CtcFrames,
-        (
-            ("rows", rows._numba_type_, rows_at),
-            *[
-                (name, group_type[name], group_type.first_word(name))
-                for name in ("lanes", "lengths", "columns")
-            ],
-            ("form", FORMS[itemsize]._numba_type_, 0),
-            ("masks", array_type(masks.dtype, 1), masks_at),
-        ),
-    )
-    whole = struct_type(
-        Group, (*group_type.fields, ("memory", memory.numba_type, memory_at), ("frames", frames, 0))
-    )
-    flags = np.concatenate([in_block, memory.in_block, np.zeros(2 + len(rows.words), np.int64)])
-    return Block(whole, np.concatenate(parts), flags, len(block) + memory.size, {}), rows_at, group
+def _stage(kind: _Kind, form: Form, itemsize: int, plan: Plan, kept: int) -> Block:
+    """A `Stage` for scores of `itemsize` bytes."""
+    (group, shape), masks = _pattern(kind, form), leave_out_masks(itemsize)
+    rows = CtcRows(masks, np.empty((2, 0, 0)), np.empty((0, 0)), np.empty((2, 0, 0)), masks, masks, *[0] * 6)
+    frames = CtcFrames(group.lanes, group.lengths, group.columns, FORMS[itemsize], masks, rows)
+    return lay_out(Stage(group, rooms_of(shape, plan, kept), frames))
 
 
 ALONE = 3  # so many sequences of a thread take less time one after the other than side by side
@@ -428,18 +409,18 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers, log_z: Floats, certain: n
     most, count = max(problem.label_counts[lanes].tolist()), max(problem.frame_counts[lanes].tolist())
     labels = -(-most // LABELS) * LABELS
     pattern = _Kind(labels, problem.topology, problem.repeats_apart, problem.forgive.kinds), form
-    shape = _pattern(*pattern)[2]
+    shape = _pattern(*pattern)[1]
     plan = make_plan(shape, count, job.budget) if len(job.out) else whole_plan(count)
     kept = plan.segment if len(job.out) else 1
-    block, rows, _kept = _stage(*pattern, job.scores.flat.itemsize, plan, kept)
+    block = _stage(*pattern, job.scores.flat.itemsize, plan, kept)
     buffer = borrow(block.size)
     try:
-        group = block.at(buffer)
-        group.words[rows:] = job.rows
+        stage = block.at(buffer)
+        stage.words[-len(job.rows) :] = job.rows
         _run(
             form,
             _no_leak(form),
-            group,
+            stage,
             lanes,
             problem.labels,
             problem.label_counts,

@@ -360,12 +360,12 @@ class CtcFrames(NamedTuple):
     form: of a register of scores; masks: `leave_out_masks`.
     """
 
-    rows: CtcRows
     lanes: npt.NDArray[np.int64]
     lengths: npt.NDArray[np.int64]
     columns: OwnColumns
     form: Any
     masks: npt.NDArray[np.floating]
+    rows: CtcRows
 
 
 @helper

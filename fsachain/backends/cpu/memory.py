@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fsachain.backends.cpu.frames import ALONG, Columns, count_rows
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows
 from fsachain.backends.cpu.simd import LINE, aligned_bytes
-from fsachain.backends.cpu.structs import Form, Packed, StructType, address_of, array_type, struct_type
+from fsachain.backends.cpu.structs import Form, Packed, Room, StructType, address_of, describe
 from fsachain.backends.cpu.tables import KernelTable
 from fsachain.backends.cpu.threads import get_num_threads
 
@@ -203,14 +203,15 @@ class Memory(NamedTuple):
 class Block(NamedTuple):
     """How a named tuple of arrays lies in a block of `size` bytes that begins at a line.
 
-    words: those of the tuple if the block is at address 0, which is added to those that `in_block` says (1, else 0); placed:
-    by address.
+    words: those of the tuple if the block is at address 0, which is added to those that `in_block` says (1, else 0); value:
+    the tuple itself, for the arrays that lie elsewhere; placed: by address.
     """
 
     numba_type: StructType
     words: npt.NDArray[np.int64]
     in_block: npt.NDArray[np.int64]
     size: int
+    value: Any
     placed: dict[int, Packed]
 
     def at(self, buffer: Bytes) -> Packed:
@@ -241,64 +242,67 @@ def give_back(buffer: Bytes) -> None:
         _buffers.append(buffer)
 
 
-@lru_cache(maxsize=1024)
-def memory_block(shape: Shape, plan: Plan, kept: int) -> Block:
+def lay_out(value: Any) -> Block:
+    """A block for the rooms of a named tuple, each from a line on."""
+    words: list[int] = []
+    rooms: list[tuple[int, Room]] = []
+    numba_type = describe(value, words, rooms)
+    in_block, size = np.zeros(len(words), np.int64), 0
+    starts: dict[Room, int] = {}
+    for index, room in rooms:
+        whole = room if room.whole is None else room.whole
+        if whole not in starts:
+            starts[whole] = size
+            size += -(-whole.num_bytes(len(whole)) // LINE) * LINE
+        words[index] = starts[whole] + room.num_bytes(room.first)
+        in_block[index] = 1
+    return Block(numba_type, np.array(words), in_block, size, value, {})
+
+
+def rooms_of(shape: Shape, plan: Plan, kept: int) -> Memory:
     """The `Memory` of a group whose passes keep `kept` frames at a time: a segment's, or 1 where no beta will run."""
-    alphas, row, width, kind = shape.alphas, shape.row, shape.width, shape.dtype
+    alphas, pdfs, row, width, kind = shape.alphas, shape.pdfs, shape.row, shape.width, shape.dtype
     integers = np.dtype(f"i{kind.itemsize}")
     segments = 0 if plan.is_whole or kept == 1 else len(plan.starts)
-    sizes: tuple[tuple[tuple[int, ...], np.dtype[Any]], ...] = (
-        ((kept + 1, alphas, row), kind),  # history
-        ((kept, shape.pdfs, row), kind),  # probs
-        ((2, alphas, row), kind),  # beta
-        ((2, width), kind),  # leak
-        ((1, width), integers),  # beta_scale
-        ((2, width), kind),  # whole
-        ((shape.pairs, row), kind),  # pairs
-        ((shape.pdfs, row), kind),  # occupancy
-        ((shape.score_rows, width), kind),  # scores
-        ((shape.score_rows if shape.form.kind == "expected" else 0, width), kind),  # accuracy
-        ((3, max(width, ALONG)), kind),  # extremes
-        ((3, width), kind),  # row
-        ((1, width), integers),  # exponents
-        ((1, width), kind),  # frames
-        ((1, width), kind),  # factors
-        ((width,), np.dtype(np.int64)),  # offsets
-        ((2, alphas if width == 1 else 0), np.dtype(np.uint32)),  # live
-        ((shape.pdfs if width == 1 else 0,), np.dtype(np.uint32)),  # touched
-        ((4,), np.dtype(np.int64)),  # counts
-        ((plan.frames, width), kind),  # shift
-        ((plan.frames + 1, width), integers),  # scale
-        ((width,), kind),  # z
-        ((width,), kind),  # mean
-        ((width,), integers),  # z_scale
-        ((1, width), kind),  # lowest
-        ((1, width), kind),  # leaked
-        ((1, width), kind),  # extent
-        ((segments, alphas, row), kind),  # checkpoints
+    room: Any = Room  # as the array that it will be
+    work = Workspace(
+        history=room(kind, kept + 1, alphas, row),
+        probs=room(kind, kept, pdfs, row),
+        beta=room(kind, 2, alphas, row),
+        leak=room(kind, 2, width),
+        beta_scale=room(integers, 1, width),
+        whole=room(kind, 2, width),
+        pairs=room(kind, shape.pairs, row),
+        occupancy=room(kind, pdfs, row),
+        scores=room(kind, shape.score_rows, width),
+        accuracy=room(kind, shape.score_rows if shape.form.kind == "expected" else 0, width),
+        extremes=room(kind, 3, max(width, ALONG)),
+        row=room(kind, 3, width),
+        exponents=room(integers, 1, width),
+        frames=room(kind, 1, width),
+        factors=room(kind, 1, width),
+        offsets=room(np.int64, width),
+        live=room(np.uint32, 2, alphas if width == 1 else 0),
+        touched=room(np.uint32, pdfs if width == 1 else 0),
+        counts=room(np.int64, 4),
     )
-    words: list[int] = []
-    is_address: list[int] = []
-    starts, offset = [], 0
-    for size, dtype in sizes:
-        starts.append(len(words))
-        words += [offset, *size]
-        is_address += [1, *(0 for _ in size)]
-        offset += -(-math.prod(size) * dtype.itemsize // LINE) * LINE
-    kinds = [array_type(dtype, len(size)) for size, dtype in sizes]
-
-    def part(owner: Any, first: int) -> StructType:
-        last = first + len(owner._fields)
-        places = [start - starts[first] for start in starts[first:last]]
-        return struct_type(owner, tuple(zip(owner._fields, kinds[first:last], places, strict=True)))
-
-    work, record = part(Workspace, 0), part(Record, len(Workspace._fields))
-    fields = (
-        ("work", work, 0),
-        ("record", record, starts[len(Workspace._fields)]),
-        ("checkpoints", kinds[-1], starts[-1]),
+    record = Record(
+        shift=room(kind, plan.frames, width),
+        scale=room(integers, plan.frames + 1, width),
+        z=room(kind, width),
+        mean=room(kind, width),
+        z_scale=room(integers, width),
+        lowest=room(kind, 1, width),
+        leaked=room(kind, 1, width),
+        extent=room(kind, 1, width),
     )
-    return Block(struct_type(Memory, fields), np.array(words), np.array(is_address), offset, {})
+    return Memory(work, record, checkpoints=room(kind, segments, alphas, row))
+
+
+@lru_cache(maxsize=1024)
+def memory_block(shape: Shape, plan: Plan, kept: int) -> Block:
+    """A block for these rooms and no others."""
+    return lay_out(rooms_of(shape, plan, kept))
 
 
 def trim() -> None:

@@ -8,6 +8,7 @@ kernel runs, which the compiler is told.
 
 from __future__ import annotations
 
+import math
 import operator
 from ctypes import addressof, c_char
 from functools import cache
@@ -114,12 +115,36 @@ def words_of(values: tuple[Any, ...]) -> list[int]:
 def pack(value: Any) -> Packed:
     """A named tuple of contiguous arrays, numbers, forms and other such tuples, packed or not, for compiled code."""
     words: list[int] = []
-    numba_type = _describe(value, words)
+    numba_type = describe(value, words, [])
     return Packed(value, numba_type, np.array(words, np.int64))
 
 
-def _describe(value: Any, words: list[int]) -> Any:
-    """The numba type of a value, whose words are appended."""
+class Room:
+    """An array to be, in a block: see `memory.lay_out`; or rows of another one, `whole`, from `first` on."""
+
+    __slots__ = ("dtype", "first", "shape", "whole")
+
+    def __init__(self, dtype: npt.DTypeLike, *shape: int) -> None:
+        self.dtype, self.shape, self.first = np.dtype(dtype), shape, 0
+        self.whole: Room | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def num_bytes(self, rows: int) -> int:
+        """Of so many rows."""
+        return rows * math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def rows(self, first: int, last: int) -> Room:
+        """Those of them that there are."""
+        first, last = min(first, len(self)), min(last, len(self))
+        part = Room(self.dtype, last - first, *self.shape[1:])
+        part.whole, part.first = self, first
+        return part
+
+
+def describe(value: Any, words: list[int], rooms: list[tuple[int, Room]]) -> Any:
+    """The numba type of a value, whose words are appended; each `Room` goes to `rooms` with the place of its address."""
     if isinstance(value, np.ndarray):
         words.append(address_of(value))
         words.extend(value.shape)
@@ -132,11 +157,15 @@ def _describe(value: Any, words: list[int]) -> Any:
         return value._numba_type_
     if isinstance(value, Form):
         return value._numba_type_
+    if isinstance(value, Room):
+        rooms.append((len(words), value))
+        words.extend((0, *value.shape))
+        return array_type(value.dtype, len(value.shape))
     if isinstance(value, tuple):
         fields, start = [], len(words)
         for name, part in zip(value._fields, value, strict=True):  # type: ignore[attr-defined]
             first = len(words) - start
-            fields.append((name, _describe(part, words), first))
+            fields.append((name, describe(part, words, rooms), first))
         return struct_type(type(value), tuple(fields))
     if isinstance(value, float):
         words.append(int(np.float64(value).view(np.int64)))
