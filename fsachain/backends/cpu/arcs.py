@@ -256,12 +256,12 @@ def _shuffled(builder: Any, x: Any, y: Any, picks: Any) -> Any:
 
 def _gathering(entries: int) -> Any:
     @intrinsic
-    def gather_rows(typing: Any, form: Any, array: Any, indices: Any, position: Any) -> Any:
+    def gather_rows(form: Any, array: Any, indices: Any, position: Any) -> Any:
         lanes, size = Lanes(array.dtype, entries * form.width), array.dtype.bitwidth // 8
 
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            first = context.cast(builder, arguments[3], position, types.intp)
-            given = (array, arguments[1]), (indices, arguments[2])
+        def code(context: Any, builder: Any, _: Any, source: Any, rows: Any, place: Any) -> Any:
+            first = context.cast(builder, place, position, types.intp)
+            given = (array, source), (indices, rows)
             places = [builder.add(first, ir.Constant(first.type, lane)) for lane in range(form.width)]
             parts = [
                 builder.load(_row_at(context, builder, *given, place, entries), align=size)
@@ -274,53 +274,43 @@ def _gathering(entries: int) -> Any:
                 parts = [_shuffled(builder, *pair, range(count)) for pair in pairs]
             return parts[0]
 
-        return lanes(form, array, indices, position), code
+        return lanes, code
 
     return gather_rows
 
 
 def _scattering(entries: int) -> Any:
     @intrinsic
-    def scatter_rows(typing: Any, array: Any, indices: Any, position: Any, value: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            first = context.cast(builder, arguments[2], position, types.intp)
-            for lane in range(value.width // entries):
+    def scatter_rows(array: Any, indices: Any, position: Any, lanes: Any) -> Any:
+        def code(context: Any, builder: Any, target: Any, rows: Any, place: Any, value: Any) -> None:
+            first = context.cast(builder, place, position, types.intp)
+            given = (array, target), (indices, rows)
+            for lane in range(lanes.width // entries):
                 place = builder.add(first, ir.Constant(first.type, lane))
-                given = (array, arguments[0]), (indices, arguments[1])
-                row = _shuffled(
-                    builder, arguments[3], arguments[3], range(lane * entries, (lane + 1) * entries)
-                )
+                row = _shuffled(builder, value, value, range(lane * entries, (lane + 1) * entries))
                 address = _row_at(context, builder, *given, place, entries)
-                builder.store(row, address, align=value.dtype.bitwidth // 8)
-            return context.get_dummy_value()
+                builder.store(row, address, align=lanes.dtype.bitwidth // 8)
 
-        return types.void(array, indices, position, value), code
+        return types.void, code
 
     return scatter_rows
 
 
 def _every_second(plus: int) -> Any:
     @intrinsic
-    def pick_every_second(typing: Any, x: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return _shuffled(builder, arguments[0], arguments[0], range(plus, x.width, 2))
-
-        return Lanes(x.dtype, x.width // 2)(x), code
+    def pick_every_second(x: Any) -> Any:
+        picks = range(plus, x.width, 2)
+        return Lanes(x.dtype, len(picks)), lambda context, builder, value: _shuffled(
+            builder, value, value, picks
+        )
 
     return pick_every_second
 
 
 @intrinsic
-def _in_turn(typing: Any, x: Any, y: Any) -> Any:
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _shuffled(
-            builder,
-            arguments[0],
-            arguments[1],
-            [lane + half for lane in range(x.width) for half in (0, x.width)],
-        )
-
-    return Lanes(x.dtype, 2 * x.width)(x, y), code
+def _in_turn(x: Any, y: Any) -> Any:
+    picks = [lane + half for lane in range(x.width) for half in (0, x.width)]
+    return Lanes(x.dtype, len(picks)), lambda context, builder, x, y: _shuffled(builder, x, y, picks)
 
 
 _gather, _gather_two, _scatter, _scatter_two = _gathering(1), _gathering(2), _scattering(1), _scattering(2)

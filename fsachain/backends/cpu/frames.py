@@ -67,14 +67,14 @@ def _powers(degree: int) -> tuple[float, ...]:
 
 
 @intrinsic
-def as_power(typing: Any, like: Any, x: Any) -> Any:
+def as_power(like: Any, x: Any) -> Any:
     """2**n from lanes whose lowest mantissa bits are n + bias."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = builder.bitcast(arguments[1], x.bits)
-        return builder.bitcast(builder.shl(bits, x.constant(x.mantissa_bits)), context.get_value_type(x))
+    def code(context: Any, builder: Any, _: Any, value: Any) -> Any:
+        bits = builder.bitcast(value, x.bits)
+        return builder.bitcast(builder.shl(bits, x.constant(x.mantissa_bits)), x.vector)
 
-    return like(like, x), code
+    return like, code
 
 
 @lru_cache(maxsize=2)

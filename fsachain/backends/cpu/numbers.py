@@ -80,9 +80,9 @@ def kind_of(first: Any) -> str:
 
 
 @intrinsic
-def lanes_of(typing: Any, form: Any) -> Any:
+def lanes_of(form: Any) -> Any:
     """The form of the plain lanes that numbers consist of."""
-    return FormType("plain", form.width)(form), lambda context, builder, signature, arguments: arguments[0]
+    return FormType("plain", form.width), lambda context, builder, value: value
 
 
 def _by_kind(plain: Any, wide: Any, expected: Any) -> Any:

@@ -44,8 +44,15 @@ class Lanes(types.Type):
         return Lanes(getattr(types, f"int{self.dtype.bitwidth}"), self.width)
 
     @property
+    def vector(self) -> Any:
+        """The LLVM type."""
+        is_float = isinstance(self.dtype, types.Float)
+        kinds = {32: ir.FloatType(), 64: ir.DoubleType()}
+        return ir.VectorType(kinds[self.dtype.bitwidth], self.width) if is_float else self.bits
+
+    @property
     def bits(self) -> Any:
-        """Their LLVM type."""
+        """That of `integers`."""
         return ir.VectorType(ir.IntType(self.dtype.bitwidth), self.width)
 
     def constant(self, value: int) -> Any:
@@ -79,7 +86,7 @@ class _Template(AbstractTemplate):
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:
-    """numba's decorator, for functions of types that return a signature and what makes the code.
+    """A decorator for functions of types that return the type of the result and what makes the code of the values.
 
     Numba's own goes through all of its registries for each call in a kernel's text.
     """
@@ -87,11 +94,16 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 
     class Intrinsic(_Template):
         def generic(self, args: Any, kws: Any) -> Any:
-            signature, code = known(self.context, *args)
-            if signature.args not in self.implementations:
-                self.implementations[signature.args] = code
-                cpu_target.target_context.insert_func_defn([(code, code, signature.args)])
-            return signature
+            result, code = known(*args)
+
+            def implementation(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+                made = code(context, builder, *values)
+                return context.get_dummy_value() if result is types.void else made
+
+            if args not in self.implementations:
+                self.implementations[args] = implementation
+                cpu_target.target_context.insert_func_defn([(implementation, implementation, args)])
+            return result(*args)
 
     return _Named(Intrinsic)
 
@@ -99,8 +111,7 @@ def intrinsic(function: Callable[..., Any]) -> Any:
 @register_model(Lanes)
 class _LanesModel(models.PrimitiveModel):
     def __init__(self, manager: Any, lanes: Lanes) -> None:
-        element = manager.lookup(lanes.dtype).get_value_type()
-        super().__init__(manager, lanes, ir.VectorType(element, lanes.width))
+        super().__init__(manager, lanes, lanes.vector)
 
 
 def _data(context: Any, builder: Any, array: tuple[Any, Any]) -> Any:
@@ -114,7 +125,7 @@ def _address(
     """A pointer to W entries of an array; array and position are pairs of type and value."""
     data = _data(context, builder, array)
     first = builder.gep(data, [context.cast(builder, position[1], position[0], types.intp)])
-    return builder.bitcast(first, context.get_value_type(lanes).as_pointer())
+    return builder.bitcast(first, lanes.vector.as_pointer())
 
 
 def _row_address(
@@ -138,96 +149,88 @@ def _bytes(lanes: Lanes) -> int:
 
 
 @intrinsic
-def load(typing: Any, form: Any, array: Any, row: Any) -> Any:
+def load(form: Any, array: Any, row: Any) -> Any:
     """Row `row` of an array whose rows have W numbers."""
     lanes = Lanes(array.dtype, form.width)
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address = _row_address(context, builder, (array, arguments[1]), (row, arguments[2]), lanes)
+    def code(context: Any, builder: Any, _: Any, entries: Any, index: Any) -> Any:
+        address = _row_address(context, builder, (array, entries), (row, index), lanes)
         return builder.load(address, align=_bytes(lanes))
 
-    return lanes(form, array, row), code
+    return lanes, code
 
 
 @intrinsic
-def prefetch(typing: Any, array: Any, position: Any) -> Any:
+def prefetch(array: Any, position: Any) -> Any:
     """Have the cache line brought near in which an entry of a contiguous array stands, counted through all its axes."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lane = Lanes(array.dtype, 1)
-        address = _address(context, builder, (array, arguments[0]), (position, arguments[1]), lane)
+    def code(context: Any, builder: Any, entries: Any, index: Any) -> None:
+        address = _address(context, builder, (array, entries), (position, index), Lanes(array.dtype, 1))
         byte, i32 = builder.bitcast(address, ir.IntType(8).as_pointer()), ir.IntType(32)
         function = ir.FunctionType(ir.VoidType(), [byte.type, i32, i32, i32])
         call = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
         # To be read, of middling locality (the second-level cache), data.
         builder.call(call, [byte, ir.Constant(i32, 0), ir.Constant(i32, 2), ir.Constant(i32, 1)])
-        return context.get_dummy_value()
 
-    return types.void(array, position), code
+    return types.void, code
 
 
 @intrinsic
-def load_from(typing: Any, form: Any, array: Any, position: Any) -> Any:
+def load_from(form: Any, array: Any, position: Any) -> Any:
     """W entries of a contiguous array from `position` on, at any address: here the lanes are entries, not sequences."""
     lanes = Lanes(array.dtype, form.width)
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address = _address(context, builder, (array, arguments[1]), (position, arguments[2]), lanes)
+    def code(context: Any, builder: Any, _: Any, entries: Any, index: Any) -> Any:
+        address = _address(context, builder, (array, entries), (position, index), lanes)
         return builder.load(address, align=array.dtype.bitwidth // 8)
 
-    return lanes(form, array, position), code
+    return lanes, code
 
 
 @intrinsic
-def store(typing: Any, array: Any, row: Any, value: Any) -> Any:
+def store(array: Any, row: Any, lanes: Any) -> Any:
     """Write lanes over row `row`."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address = _row_address(context, builder, (array, arguments[0]), (row, arguments[1]), value)
-        builder.store(arguments[2], address, align=_bytes(value))
-        return context.get_dummy_value()
+    def code(context: Any, builder: Any, entries: Any, index: Any, value: Any) -> None:
+        address = _row_address(context, builder, (array, entries), (row, index), lanes)
+        builder.store(value, address, align=_bytes(lanes))
 
-    return types.void(array, row, value), code
+    return types.void, code
 
 
 @intrinsic
-def store_to(typing: Any, array: Any, position: Any, value: Any) -> Any:
+def store_to(array: Any, position: Any, lanes: Any) -> Any:
     """Write lanes over W entries of a contiguous array from `position` on, at any address: see `load_from`."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        address = _address(context, builder, (array, arguments[0]), (position, arguments[1]), value)
-        builder.store(arguments[2], address, align=array.dtype.bitwidth // 8)
-        return context.get_dummy_value()
+    def code(context: Any, builder: Any, entries: Any, index: Any, value: Any) -> None:
+        address = _address(context, builder, (array, entries), (position, index), lanes)
+        builder.store(value, address, align=array.dtype.bitwidth // 8)
 
-    return types.void(array, position, value), code
+    return types.void, code
 
 
-def _spread(context: Any, builder: Any, lanes: Lanes, value: Any) -> Any:
-    nothing = ir.Constant(context.get_value_type(lanes), ir.Undefined)
+def _spread(builder: Any, lanes: Lanes, value: Any) -> Any:
+    nothing = ir.Constant(lanes.vector, ir.Undefined)
     single = builder.insert_element(nothing, value, ir.Constant(ir.IntType(32), 0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes.width), [0] * lanes.width)
     return builder.shuffle_vector(single, nothing, zeros)
 
 
 @intrinsic
-def splat(typing: Any, form: Any, value: Any) -> Any:
+def splat(form: Any, kind: Any) -> Any:
     """The same number in every lane."""
-    lanes = Lanes(value, form.width)
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _spread(context, builder, lanes, arguments[1])
-
-    return lanes(form, value), code
+    lanes = Lanes(kind, form.width)
+    return lanes, lambda context, builder, _, value: _spread(builder, lanes, value)
 
 
 @intrinsic
-def fill(typing: Any, like: Any, value: Any) -> Any:
+def fill(like: Any, kind: Any) -> Any:
     """The same number in every lane, in the type of `like`, whose own numbers do not matter."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _spread(context, builder, like, context.cast(builder, arguments[1], value, like.dtype))
+    def code(context: Any, builder: Any, _: Any, value: Any) -> Any:
+        return _spread(builder, like, context.cast(builder, value, kind, like.dtype))
 
-    return like(like, value), code
+    return like, code
 
 
 def by_type(choose: Callable[..., Any], function: Any = None) -> Any:
@@ -264,8 +267,8 @@ def compiled(function: Any) -> Any:
 
 
 @intrinsic
-def _width(typing: Any, form: Any) -> Any:
-    return types.int64(form), lambda context, builder, *_: context.get_constant(types.int64, form.width)
+def _width(form: Any) -> Any:
+    return types.int64, lambda context, builder, _: context.get_constant(types.int64, form.width)
 
 
 by_type(lambda form: _width if isinstance(form, FormType) else None, len)
@@ -274,40 +277,31 @@ by_type(lambda form: _width if isinstance(form, FormType) else None, len)
 # Arithmetic of `Lanes`, lane by lane: each function is one instruction or a few.
 
 
-def _llvm(name: str, arity: int) -> Any:
+def _llvm(name: str, lanes: Lanes) -> Any:
     """An intrinsic of LLVM that takes and returns floating-point lanes."""
 
-    def call(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        lanes = signature.return_type
-        vector = context.get_value_type(lanes)
+    def call(context: Any, builder: Any, *values: Any) -> Any:
         full_name = f"llvm.{name}.v{lanes.width}f{lanes.dtype.bitwidth}"
-        function = ir.FunctionType(vector, [vector] * arity)
-        return builder.call(cgutils.get_or_insert_function(builder.module, function, full_name), arguments)
+        function = ir.FunctionType(lanes.vector, [lanes.vector] * len(values))
+        return builder.call(cgutils.get_or_insert_function(builder.module, function, full_name), values)
 
     return call
 
 
 @intrinsic
-def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
+def fma(x: Any, y: Any, z: Any) -> Any:
     """x y + z, rounded once."""
-    return x(x, y, z), _llvm("fma", 3)
+    return x, _llvm("fma", x)
 
 
 @intrinsic
-def rint(typing: Any, x: Any) -> Any:
+def rint(x: Any) -> Any:
     """The nearest integers, as floating-point lanes."""
-    return x(x), _llvm("rint", 1)
+    return x, _llvm("rint", x)
 
 
 def _binary(build: Callable[[Any, Lanes, Any, Any], Any]) -> Any:
-    @intrinsic
-    def operation(typing: Any, x: Any, y: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return build(builder, x, *arguments)
-
-        return x(x, y), code
-
-    return operation
+    return intrinsic(lambda x, y: (x, lambda context, builder, *values: build(builder, x, *values)))
 
 
 def _arithmetic(name: str) -> Any:
@@ -346,14 +340,13 @@ for _operator, _operation in (
 
 
 @intrinsic
-def where_more(typing: Any, x: Any, limit: Any, value: Any, other: Any) -> Any:
+def where_more(x: Any, limit: Any, value: Any, other: Any) -> Any:
     """`value` where x > limit, else `other`."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        more = builder.fcmp_ordered(">", arguments[0], arguments[1])
-        return builder.select(more, arguments[2], arguments[3])
+    def code(context: Any, builder: Any, x: Any, limit: Any, value: Any, other: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", x, limit), value, other)
 
-    return value(x, limit, value, other), code
+    return value, code
 
 
 def _in_order(combine: Callable[[Any, Any], Any], builder: Any, value: Any, width: int) -> Any:
@@ -380,11 +373,11 @@ def _reduction(combine: Callable[[Any, Lanes, Any, Any], Any], order: Callable[.
     """All lanes combined into one scalar."""
 
     @intrinsic
-    def reduce(typing: Any, x: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return order(partial(combine, builder, x), builder, arguments[0], x.width)
+    def reduce(x: Any) -> Any:
+        def code(context: Any, builder: Any, value: Any) -> Any:
+            return order(partial(combine, builder, x), builder, value, x.width)
 
-        return x.dtype(x), code
+        return x.dtype, code
 
     return reduce
 
@@ -397,11 +390,11 @@ def _reduction_of_rows(combine: Callable[[Any, Lanes, Any, Any], Any]) -> Any:
     """[k] of the result: row k of an array [W, W] combined as by `_in_halves`, to the bit; all rows at once."""
 
     @intrinsic
-    def reduce(typing: Any, form: Any, array: Any) -> Any:
+    def reduce(form: Any, array: Any) -> Any:
         lanes = Lanes(array.dtype, form.width)
 
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            width, address = form.width, partial(_row_address, context, builder, (array, arguments[1]))
+        def code(context: Any, builder: Any, _: Any, entries: Any) -> Any:
+            width, address = form.width, partial(_row_address, context, builder, (array, entries))
             numbers = [(types.intp, ir.Constant(context.get_value_type(types.intp), k)) for k in range(width)]
             rows = [builder.load(address(number, lanes), align=_bytes(lanes)) for number in numbers]
             size = width  # of what is left of a row; a register holds so many of several rows
@@ -422,7 +415,7 @@ def _reduction_of_rows(combine: Callable[[Any, Lanes, Any, Any], Any]) -> Any:
                 size = half
             return rows[0]
 
-        return lanes(form, array), code
+        return lanes, code
 
     return reduce
 
@@ -436,81 +429,62 @@ largest_of_rows = _reduction_of_rows(_choose_larger)
 
 
 @intrinsic
-def to_integers(typing: Any, x: Any) -> Any:
+def to_integers(x: Any) -> Any:
     """Floating-point lanes that hold integers, as integers."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fptosi(arguments[0], x.bits)
-
-    return x.integers(x), code
+    return x.integers, lambda context, builder, value: builder.fptosi(value, x.bits)
 
 
 @intrinsic
-def to_floats(typing: Any, like: Any, n: Any) -> Any:
+def to_floats(like: Any, n: Any) -> Any:
     """Integer lanes as floating-point lanes in the type of `like`."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.sitofp(arguments[1], context.get_value_type(like))
-
-    return like(like, n), code
+    return like, lambda context, builder, _, value: builder.sitofp(value, like.vector)
 
 
 @intrinsic
-def as_integers(typing: Any, x: Any) -> Any:
+def as_integers(x: Any) -> Any:
     """The bits of floating-point lanes, unchanged."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], x.bits)
-
-    return x.integers(x), code
+    return x.integers, lambda context, builder, value: builder.bitcast(value, x.bits)
 
 
 @intrinsic
-def as_floats(typing: Any, like: Any, n: Any) -> Any:
+def as_floats(like: Any, n: Any) -> Any:
     """The reverse of `as_integers`, in the type of `like`."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[1], context.get_value_type(like))
-
-    return like(like, n), code
+    return like, lambda context, builder, _, value: builder.bitcast(value, like.vector)
 
 
 @intrinsic
-def power_of_two(typing: Any, like: Any, n: Any) -> Any:
+def power_of_two(like: Any, n: Any) -> Any:
     """2**n made from its bits, in the type of `like`; 0 where n is below the exponents of normal numbers."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        exponent = _choose_larger(builder, n, arguments[1], n.constant(-like.bias))
+    def code(context: Any, builder: Any, _: Any, value: Any) -> Any:
+        exponent = _choose_larger(builder, n, value, n.constant(-like.bias))
         biased = builder.add(exponent, n.constant(like.bias))
         shifted = builder.shl(biased, n.constant(like.mantissa_bits))
-        return builder.bitcast(shifted, context.get_value_type(like))
+        return builder.bitcast(shifted, like.vector)
 
-    return like(like, n), code
+    return like, code
 
 
 @intrinsic
-def exponent(typing: Any, x: Any) -> Any:
+def exponent(x: Any) -> Any:
     """n with 2**n <= x < 2**(n + 1), for x > 0; the lowest exponent less one for 0 and subnormal numbers."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = builder.bitcast(arguments[0], x.bits)
+    def code(context: Any, builder: Any, value: Any) -> Any:
+        bits = builder.bitcast(value, x.bits)
         return builder.sub(builder.lshr(bits, x.constant(x.mantissa_bits)), x.constant(x.bias))
 
-    return x.integers(x), code
+    return x.integers, code
 
 
 @intrinsic
-def mantissa(typing: Any, x: Any) -> Any:
+def mantissa(x: Any) -> Any:
     """x / 2**exponent(x), within [1, 2), for x > 0 that is not subnormal."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        bits = builder.bitcast(arguments[0], x.bits)
-        stored = builder.and_(bits, x.constant((1 << x.mantissa_bits) - 1))
-        return builder.bitcast(
-            builder.or_(stored, x.constant(x.bias << x.mantissa_bits)), context.get_value_type(x)
-        )
+    def code(context: Any, builder: Any, value: Any) -> Any:
+        stored = builder.and_(builder.bitcast(value, x.bits), x.constant((1 << x.mantissa_bits) - 1))
+        return builder.bitcast(builder.or_(stored, x.constant(x.bias << x.mantissa_bits)), x.vector)
 
-    return x(x), code
+    return x, code
 
 
 # exp and log of lanes: a power of two, and a series for what is left of it.
@@ -614,8 +588,7 @@ def _vectors(
 ) -> list[Any]:
     """Pointers to W entries of an array at each of these offsets."""
     data = _data(context, builder, array)
-    pointer = context.get_value_type(lanes).as_pointer()
-    return [builder.bitcast(builder.gep(data, [offset]), pointer) for offset in offsets]
+    return [builder.bitcast(builder.gep(data, [offset]), lanes.vector.as_pointer()) for offset in offsets]
 
 
 def _row_offsets(builder: Any, first: Any, lanes: Lanes) -> list[Any]:
@@ -633,42 +606,39 @@ def _lane_offsets(
 
 
 @intrinsic
-def tile_in(typing: Any, form: Any, source: Any, offsets: Any, column: Any, rows: Any, first: Any) -> Any:
+def tile_in(form: Any, source: Any, offsets: Any, column: Any, rows: Any, first: Any) -> Any:
     """rows[first + k, g] = flat source[offsets[g] + column + k] for 0 <= k, g < W; int64 offsets, column and first."""
     lanes = Lanes(rows.dtype, form.width)
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, source_value, offset_value, column_value, row_value, first_value = arguments
+    def code(
+        context: Any, builder: Any, _: Any, given: Any, at: Any, column: Any, into: Any, first: Any
+    ) -> None:
         size = rows.dtype.bitwidth // 8
-        starts = _lane_offsets(context, builder, (offsets, offset_value), column_value, lanes)
-        pointers = _vectors(context, builder, (source, source_value), lanes, starts)
+        starts = _lane_offsets(context, builder, (offsets, at), column, lanes)
+        pointers = _vectors(context, builder, (source, given), lanes, starts)
         turned = _turned(builder, [builder.load(pointer, align=size) for pointer in pointers])
-        targets = _row_offsets(builder, first_value, lanes)
-        for pointer, value in zip(
-            _vectors(context, builder, (rows, row_value), lanes, targets), turned, strict=True
-        ):
+        targets = _vectors(context, builder, (rows, into), lanes, _row_offsets(builder, first, lanes))
+        for pointer, value in zip(targets, turned, strict=True):
             builder.store(value, pointer, align=size)
-        return context.get_dummy_value()
 
-    return types.void(form, source, offsets, types.int64, rows, types.int64), code
+    return types.void, code
 
 
 @intrinsic
-def tile_out(typing: Any, form: Any, rows: Any, first: Any, target: Any, offsets: Any, column: Any) -> Any:
+def tile_out(form: Any, rows: Any, first: Any, target: Any, offsets: Any, column: Any) -> Any:
     """flat target[offsets[g] + column + k] += rows[first + k, g] for 0 <= k, g < W; int64 offsets, column and first."""
     lanes = Lanes(rows.dtype, form.width)
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        _, row_value, first_value, target_value, offset_value, column_value = arguments
+    def code(
+        context: Any, builder: Any, _: Any, given: Any, first: Any, into: Any, at: Any, column: Any
+    ) -> None:
         size = rows.dtype.bitwidth // 8
-        sources = _row_offsets(builder, first_value, lanes)
-        pointers = _vectors(context, builder, (rows, row_value), lanes, sources)
+        pointers = _vectors(context, builder, (rows, given), lanes, _row_offsets(builder, first, lanes))
         turned = _turned(builder, [builder.load(pointer, align=size) for pointer in pointers])
-        starts = _lane_offsets(context, builder, (offsets, offset_value), column_value, lanes)
+        starts = _lane_offsets(context, builder, (offsets, at), column, lanes)
         for pointer, value in zip(
-            _vectors(context, builder, (target, target_value), lanes, starts), turned, strict=True
+            _vectors(context, builder, (target, into), lanes, starts), turned, strict=True
         ):
             builder.store(builder.fadd(builder.load(pointer, align=size), value), pointer, align=size)
-        return context.get_dummy_value()
 
-    return types.void(form, rows, types.int64, target, offsets, types.int64), code
+    return types.void, code
