@@ -27,6 +27,7 @@ from fsachain.backends.cpu.numbers import (
     probability,
     read,
     scaled,
+    shift_of,
     tidy,
     weight,
     where_lane,
@@ -226,6 +227,14 @@ _FORMS = {size: (Form(side), Form(side, "wide")) for size, side in SIDES.items()
 
 
 @by_type
+def along(form: Any) -> Any:
+    """The form of ALONG lanes of the same kind; expected numbers stay one by one."""
+    if kind_of(form) == "expected":
+        return lambda form: form
+    return (lambda form: _WIDE_ALONG) if kind_of(form) == "wide" else (lambda form: ALONG_FORM)
+
+
+@by_type
 def across(form: Any, array: Any) -> Any:
     """The form of as many lanes of the same kind as there are rows side by side, for numbers of the array's type."""
     plain, wide = _FORMS[array.dtype.bitwidth // 8]
@@ -343,6 +352,8 @@ def scatter(form: Any, array: Any, indices: Any, position: Any, x: Any) -> Any:
 @by_type
 def read_from(form: Any, array: Any, row: Any) -> Any:
     """The numbers in as many rows as there are lanes, from `row` on."""
+    if form.width == 1:
+        return read
     both = Form(2 * form.width)
     wide = lambda form, array, row: _apart(load_from(both, array, 2 * row))  # noqa: E731
     return wide if kind_of(form) == "wide" else (load_from)
@@ -351,6 +362,8 @@ def read_from(form: Any, array: Any, row: Any) -> Any:
 @by_type
 def write_from(form: Any, array: Any, row: Any, x: Any) -> Any:
     """The reverse."""
+    if form.width == 1:
+        return write
 
     def wide(form, array, row, x):  # type: ignore[no-untyped-def]
         store_to(array, 2 * row, _in_turn(x[0], as_floats(x[0], x[1])))
@@ -361,6 +374,8 @@ def write_from(form: Any, array: Any, row: Any, x: Any) -> Any:
 @by_type
 def weights_from(form: Any, weights: Any, position: Any) -> Any:
     """Consecutive entries of a pair of arrays that `numbers.weights` made, one for each lane."""
+    if form.width == 1:
+        return weight
 
     def wide(form, weights, position):  # type: ignore[no-untyped-def]
         return load_from(lanes_of(form), weights.mantissas, position), load_from(
@@ -377,6 +392,8 @@ def weights_from(form: Any, weights: Any, position: Any) -> Any:
 @by_type
 def everywhere(form: Any, array: Any, row: Any) -> Any:
     """The number in one row, in every lane."""
+    if form.width == 1:
+        return read
 
     def wide(form, array, row):  # type: ignore[no-untyped-def]
         return splat(lanes_of(form), array[row, 0]), as_integers(splat(lanes_of(form), array[row, 1]))
@@ -385,10 +402,10 @@ def everywhere(form: Any, array: Any, row: Any) -> Any:
 
 
 @helper
-def probabilities_across(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
-    """As `frames.pdf_probabilities` for a single sequence, ALONG pdfs side by side."""
-    side = _WIDE_ALONG
-    shift, n = fill(load(ALONG_FORM, work.extremes, 0), 0.0), splat(ALONG_FORM, scale[0, 0])
+def probabilities_along(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+    """As `frames.probabilities_by_row` for a single sequence, ALONG pdfs side by side."""
+    side = along(form)
+    shift, n = shift_of(side, load(ALONG_FORM, work.extremes, 0)), splat(ALONG_FORM, scale[0, 0])
     for k in range(0, len(columns.active), ALONG):
         write_from(side, probs, k, probability(side, load_from(ALONG_FORM, work.scores, k), shift, n))
 
@@ -470,20 +487,18 @@ def gather_groups(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: 
     store(row, 2, least)
 
 
-@helper
-def _alphas_in_order(form: Any, arcs: Any, now: Any) -> Any:
-    total = zero(form, now)
-    least = splat(lanes_of(form), now.dtype.type(1))
-    for j in range(arcs.nothing - 1):
-        alpha = read(form, now, j)
-        total = add(total, alpha)
-        least = least_positive(alpha, least)
-    return total, least
+@by_type
+def _together(form: Any, arcs: Any, now: Any) -> Any:
+    """The form in which rows are added: lanes full of them where any order will do, else one after another."""
+    if arcs.instance_class is OwnGroups:
+        return lambda form, arcs, now: across(form, now)
+    return lambda form, arcs, now: form
 
 
 @helper
-def _alphas_across(form: Any, arcs: Any, now: Any) -> Any:
-    side, count = across(form, now), arcs.nothing - 1
+def _sum_alphas(form: Any, arcs: Any, now: Any) -> Any:
+    """The sum over states, and the least alpha that is not 0, at most 1."""
+    side, count = _together(form, arcs, now), arcs.nothing - 1
     whole = count - count % width(side)
     partial = zero(side, now)
     least = splat(lanes_of(side), now.dtype.type(1))
@@ -500,12 +515,6 @@ def _alphas_across(form: Any, arcs: Any, now: Any) -> Any:
 
 
 @by_type
-def _sum_alphas(form: Any, arcs: Any, now: Any) -> Any:
-    """The sum over states, and the least alpha that is not 0, at most 1."""
-    return _alphas_across if arcs.instance_class is OwnGroups else _alphas_in_order
-
-
-@by_type
 def sum_across(form: Any, x: Any) -> Any:
     """The sum of the numbers in all lanes, as a number of a form of one lane."""
 
@@ -518,11 +527,11 @@ def sum_across(form: Any, x: Any) -> Any:
 
 
 @helper
-def _scale(form: Any, first: int, last: int, work: Any, after: Any) -> None:
-    """Give betas the scale and the leak of (5), rows `first` to last - 1."""
+def _scale(form: Any, first: int, last: int, work: Any, after: Any, target: Any) -> None:
+    """target = betas with the scale and the leak of (5), rows `first` to last - 1."""
     leak, scale = everywhere(form, work.leak, 0), splat(lanes_of(form), work.beta_scale[0, 0])
     for j in range(first, last, width(form)):
-        write_from(form, after, j, add(scaled(read_from(form, after, j), scale), leak))
+        write_from(form, target, j, add(scaled(read_from(form, after, j), scale), leak))
 
 
 @helper
@@ -555,8 +564,9 @@ def _sum_back(form: Any, rows: Any, terms: Any, now: Any) -> None:
 def _mask(form: Any, table: Any, alpha: Any, now: Any, first: int, last: int) -> None:
     """Zero the betas of states that no path has reached, and tidy the others, rows `first` to last - 1."""
     num_states = len(table.initial.mantissas)
-    leaks = len(table.final.mantissas) > num_states
-    leaked = everywhere(form, alpha, num_states)
+    leaks, leaked = len(table.final.mantissas) > num_states, zero(form, now)
+    if leaks:
+        leaked = everywhere(form, alpha, num_states)
     for i in range(first, last, width(form)):
         passed = read_from(form, alpha, i)
         if leaks:
@@ -569,8 +579,8 @@ def spread_groups(form: Any, table: Any, alphas: Any, after: Any, probs: Any, no
     """As `spread_pairs`."""
     arcs, num_states, side = table.arcs, len(table.initial.mantissas), across(form, now)
     whole = num_states - num_states % width(side)
-    _scale(side, 0, whole, work, after)
-    _scale(form, whole, num_states, work, after)
+    _scale(side, 0, whole, work, after, after)
+    _scale(form, whole, num_states, work, after, after)
     _sum_columns(side, arcs.many.columns, alphas[2], after, probs, work)
     _sum_columns(form, arcs.single.columns, alphas[2], after, probs, work)
     _sum_back(side, arcs.many.back, work.pairs, now)
@@ -581,20 +591,9 @@ def spread_groups(form: Any, table: Any, alphas: Any, after: Any, probs: Any, no
 
 
 @helper
-def _betas_in_order(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> Any:
-    occupied, total, leaked = zero(form, now), zero(form, now), zero(form, now)
-    for k in range(len(table.active)):
-        occupied = add(occupied, read(form, occupancy, k))
-    for i in range(len(table.initial.mantissas)):
-        beta = read(form, now, i)
-        total = add(total, beta)
-        leaked = multiply_add(weight(form, table.init, i), beta, leaked)
-    return tidy(occupied), total, leaked
-
-
-@helper
-def _betas_across(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> Any:
-    side, count, num_states = across(form, now), len(table.active), len(table.initial.mantissas)
+def _sum_betas(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> Any:
+    """The sums of occupancies, of betas, and of betas over init."""
+    side, count, num_states = _together(form, arcs, now), len(table.active), len(table.initial.mantissas)
     partial = zero(side, now)
     whole = count - count % width(side)
     for k in range(0, whole, width(side)):
@@ -616,12 +615,6 @@ def _betas_across(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) ->
     return tidy(occupied), total, leaked
 
 
-@by_type
-def _sum_betas(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> Any:
-    """The sums of occupancies, of betas, and of betas over init."""
-    return _betas_across if arcs.instance_class is OwnGroups else _betas_in_order
-
-
 # One frame of equations (2) and (5)-(7) on a graph that one sequence has for itself: arc after arc.
 #
 # Such graphs have few arcs for each state, and rows of one number; loops over the arcs of a state would spend
@@ -634,135 +627,52 @@ def _sum_betas(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> An
 FLOOR = 2.0**-1000
 
 
+@by_type
+def _in_turn_across(form: Any, x: Any) -> Any:
+    """The sum of the numbers in all lanes, from the first to the last."""
+    if kind_of(form) == "plain":
+        return lambda form, x: splat(form, sum_lanes(x))
+    return lambda form, x: x
+
+
 @helper
-def _sum_rows(form: Any, rows: Any, count: int) -> Any:
-    """The sum of the numbers in rows 0 to count - 1, one after another."""
-    total = zero(form, rows)
-    for i in range(count):
+def sum_rows(form: Any, rows: Any, count: int) -> Any:
+    """The sum of `count` rows that hold a number each."""
+    side = along(form)
+    partial, whole = zero(side, rows), count - count % len(side)
+    for i in range(0, whole, len(side)):
+        partial = add(partial, read_from(side, rows, i))
+    total = _in_turn_across(form, partial)
+    for i in range(whole, count):
         total = add(total, read(form, rows, i))
     return total
 
 
-@helper
-def _sum_along(form: Any, rows: Any, count: int) -> Any:
-    """The same, ALONG rows side by side."""
-    partial = splat(ALONG_FORM, rows.dtype.type(0))
-    whole = count - count % ALONG
-    for i in range(0, whole, ALONG):
-        partial = partial + load_from(ALONG_FORM, rows, i)
-    total = splat(form, sum_lanes(partial))
-    for i in range(whole, count):
-        total = total + load(form, rows, i)
-    return total
-
-
 @by_type
-def sum_rows(form: Any, rows: Any, count: Any) -> Any:
-    """The sum of `count` rows that hold a number each."""
-    if kind_of(form) != "plain":
-        return _sum_rows
-    return _sum_along
+def _flushed(x: Any) -> Any:
+    if kind_of(x) == "plain":
+        return lambda x: where_more(fill(x, FLOOR), x, fill(x, 0.0), x)
+    return lambda x: x
 
 
 @helper
-def _flush_along(form: Any, rows: Any, count: int) -> Any:
-    least = splat(ALONG_FORM, rows.dtype.type(1))
-    floor, nothing = fill(least, FLOOR), fill(least, 0.0)
-    for i in range(-(-count // ALONG)):
-        x = load(ALONG_FORM, rows, i)
+def _flush_rows(form: Any, rows: Any, count: int) -> Any:
+    """The least number that is not 0, at most 1; plain ones below FLOOR become 0."""
+    side = along(form)
+    least = splat(lanes_of(side), rows.dtype.type(1))
+    for i in range(0, count, len(side)):
+        x = read_from(side, rows, i)
         least = least_positive(x, least)
-        store(rows, i, where_more(floor, x, nothing, x))
-    return splat(form, least_lane(least))
+        write_from(side, rows, i, _flushed(x))
+    return splat(lanes_of(form), least_lane(least))
 
 
 @helper
-def _least_each(form: Any, rows: Any, count: int) -> Any:
-    least = splat(lanes_of(form), rows.dtype.type(1))
-    for i in range(count):
-        least = least_positive(read(form, rows, i), least)
-    return least
-
-
-@by_type
-def _flush_rows(form: Any, rows: Any, count: Any) -> Any:
-    """The least number that is not 0, at most 1; plain ones below FLOOR become 0. Wide numbers are never small."""
-    if kind_of(form) == "wide":
-        return lambda form, rows, count: splat(lanes_of(form), rows.dtype.type(1))
-    return _flush_along if kind_of(form) == "plain" else _least_each
-
-
-@helper
-def _clear_each(form: Any, rows: Any, count: int) -> None:
-    for i in range(count):
-        write(form, rows, i, zero(form, rows))
-
-
-@helper
-def _clear_along(form: Any, rows: Any, count: int) -> None:
-    for i in range(-(-count // ALONG)):
-        store(rows, i, splat(ALONG_FORM, rows.dtype.type(0)))
-
-
-@by_type
-def _clear_rows(form: Any, rows: Any, count: Any) -> Any:
+def _clear_rows(form: Any, rows: Any, count: int) -> None:
     """Zero in `count` rows at least."""
-    if kind_of(form) != "plain":
-        return _clear_each
-    return _clear_along
-
-
-@helper
-def _scale_each(form: Any, after: Any, count: int, work: Any) -> None:
-    leak, scale = read(form, work.leak, 0), load(lanes_of(form), work.beta_scale, 0)
-    for j in range(count):
-        write(form, work.pairs, j, add(scaled(read(form, after, j), scale), leak))
-
-
-@helper
-def _scale_along(form: Any, after: Any, count: int, work: Any) -> None:
-    leak, scale = splat(ALONG_FORM, work.leak[0, 0]), splat(ALONG_FORM, work.beta_scale[0, 0])
-    for j in range(-(-count // ALONG)):
-        store(work.pairs, j, scaled(load(ALONG_FORM, after, j), scale) + leak)
-
-
-@by_type
-def _scale_betas(form: Any, after: Any, count: Any, work: Any) -> Any:
-    """work.pairs [S] = the betas of the frame after, with the leak into it."""
-    if kind_of(form) != "plain":
-        return _scale_each
-    return _scale_along
-
-
-@helper
-def _mask_each(form: Any, table: Any, alpha: Any, now: Any) -> None:
-    num_states = len(table.initial.mantissas)
-    leaks = len(table.final.mantissas) > num_states
-    for i in range(num_states):
-        passed = read(form, alpha, i)
-        if leaks:
-            passed = multiply_add(weight(form, table.init, i), read(form, alpha, num_states), passed)
-        write(form, now, i, where_positive(passed, tidy(read(form, now, i)), zero(form, now)))
-
-
-@helper
-def _mask_along(alpha: Any, now: Any, count: int) -> None:
-    nothing = splat(ALONG_FORM, now.dtype.type(0))
-    for i in range(-(-count // ALONG)):
-        beta = load(ALONG_FORM, now, i)
-        store(now, i, where_positive(load(ALONG_FORM, alpha, i), beta, nothing))
-
-
-@by_type
-def _mask_betas(form: Any, table: Any, alpha: Any, now: Any) -> Any:
-    """Zero the betas of states that no path has reached, and tidy the others."""
-
-    def plain(form, table, alpha, now):  # type: ignore[no-untyped-def]
-        if len(table.final.mantissas) > len(table.initial.mantissas):
-            _mask_each(form, table, alpha, now)
-        else:
-            _mask_along(alpha, now, len(table.initial.mantissas))
-
-    return (_mask_each) if kind_of(form) != "plain" else plain
+    side = along(form)
+    for i in range(0, count, len(side)):
+        write_from(side, rows, i, zero(side, rows))
 
 
 @helper
@@ -775,31 +685,17 @@ def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: An
         p = multiply(weight(form, arcs.weight, e), read(form, probs, arcs.column[e]))
         alpha = multiply_add(p, read(form, before, arcs.src[e]), read(form, now, j))
         write(form, now, j, alpha)
-    _tidy_rows(form, now, num_states)
     store(row, 2, _flush_rows(form, now, num_states))
-    write(form, row, 0, tidy(sum_rows(form, now, num_states)))
-
-
-@helper
-def _tidy_wide(form: Any, rows: Any, count: int) -> None:
-    for i in range(count):
-        write(form, rows, i, tidy(read(form, rows, i)))
-
-
-@by_type
-def _tidy_rows(form: Any, rows: Any, count: Any) -> Any:
-    if kind_of(form) != "plain":
-        return _tidy_wide
-    return lambda form, rows, count: None
+    write(form, row, 0, sum_rows(form, now, num_states))
 
 
 @helper
 def spread_arcs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
     """As `spread_pairs`."""
-    arcs, alpha = table.arcs, alphas[1]
+    arcs, alpha, side = table.arcs, alphas[1], along(form)
     num_states, num_columns = arcs.num_states, len(table.active)
     _clear_rows(form, now, len(table.final.mantissas))
-    _scale_betas(form, after, num_states, work)
+    _scale(side, 0, num_states, work, after, work.pairs)
     for k in range(num_columns):
         p, gamma = read(form, probs, k), zero(form, now)
         for e in range(arcs.columns[k], arcs.columns[k + 1]):
@@ -811,8 +707,10 @@ def spread_arcs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now:
     leaked = zero(form, now)
     if len(table.final.mantissas) > num_states:
         leaked = read(form, now, num_states)
-    _mask_betas(form, table, alpha, now)
-    return tidy(sum_rows(form, work.occupancy, num_columns)), sum_rows(form, now, num_states), leaked
+        _mask(form, table, alpha, now, 0, num_states)  # of init there are no more rows than states
+    else:
+        _mask(side, table, alpha, now, 0, num_states)
+    return sum_rows(form, work.occupancy, num_columns), sum_rows(form, now, num_states), leaked
 
 
 # Equations (5)-(7) on a graph that one sequence has for itself, over the states that matter: (34).

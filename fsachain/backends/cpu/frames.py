@@ -652,28 +652,14 @@ def _collect(form: Any, p: Any, place: Any, work: Any) -> Any:
 
 
 @helper
-def _probabilities_by_row(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+def probabilities_by_row(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+    """probs [K] = exp(y - shift) 2**-n as numbers, n the integers scale [1, W]."""
     lanes = lanes_of(form)
     shift = shift_of(form, load(lanes, work.extremes, 0))
     n = load(lanes, scale, 0)
     for k in range(len(columns.active)):
         p = probability(form, load(lanes, work.scores, columns.place[k]), shift, n)
         write(form, probs, k, _collect(form, p, columns.place[k], work))
-
-
-@helper
-def _probabilities_along(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
-    shift, n = load(ALONG_FORM, work.extremes, 0), splat(ALONG_FORM, scale[0, 0])
-    for k in range(-(-len(columns.active) // ALONG)):
-        write(ALONG_FORM, probs, k, probability(ALONG_FORM, load(ALONG_FORM, work.scores, k), shift, n))
-
-
-@by_type
-def pdf_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
-    """probs [K] = exp(y - shift) 2**-n as numbers, n the integers scale [1, W]."""
-    if kind_of(form) == "plain" and form.width == 1:
-        return _probabilities_along
-    return _probabilities_by_row
 
 
 @helper

@@ -21,14 +21,14 @@ from fsachain.backends.cpu.arcs import (
     gather_both_ways,
     gather_groups,
     gather_pairs,
-    probabilities_across,
+    probabilities_along,
     spread_arcs,
     spread_both_ways,
     spread_groups,
     spread_own,
     spread_pairs,
 )
-from fsachain.backends.cpu.frames import TOUCHED, load_scores, pdf_probabilities, scatter, scatter_live
+from fsachain.backends.cpu.frames import TOUCHED, load_scores, probabilities_by_row, scatter, scatter_live
 from fsachain.backends.cpu.jit import helper
 from fsachain.backends.cpu.layouts import ArcList, ArcRows, ArcsBothWays, OwnGroups
 from fsachain.backends.cpu.numbers import (
@@ -61,11 +61,10 @@ def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -
 
 
 @by_type
-def make_probabilities(form: Any, arcs: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
+def _make_probabilities(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
     """probs = exp(y - shift) 2**-n of the scores in `work`, one for each pdf."""
-    if kind_of(form) == "wide" and form.width == 1:
-        return probabilities_across
-    return pdf_probabilities
+    is_many = form.width > 1 or kind_of(form) == "expected"
+    return probabilities_by_row if is_many else probabilities_along
 
 
 @by_type
@@ -189,7 +188,7 @@ def forward(
         _bound(form, table, t, work, record)
         store(record.shift, t, shift_of(form, load(lanes, work.extremes, 0)))
         p = probs[(t - first) % len(probs)]
-        make_probabilities(form, table.arcs, frames.columns, scale[t : t + 1], work, p)
+        _make_probabilities(form, frames.columns, scale[t : t + 1], work, p)
         before, now = history[(t - first) % len(history)], history[(t + 1 - first) % len(history)]
         _gather(form, table.arcs, before, p, now, work.row)
         _finish(form, table, c, frames, t + 1, now, work, record)
