@@ -344,9 +344,10 @@ def _run(batch: TableBatch, job: _Job) -> Floats:
         if waiting.size:
             certain = ~is_wide if kind == "plain" else np.ones(batch.size, np.bool_)
             groups = _groups(batch, job.lengths, waiting[certain[waiting]], dtype, kind)
-            run_all([_group_job(batch, job, dtype, kind, lanes, found, certain) for lanes in groups], work)
+            run_group = partial(_run_group, batch, job, dtype, kind, found, certain)
+            run_all([partial(run_group, lanes) for lanes in groups], work)
             waiting = np.flatnonzero(~certain)
-    run_all([_log_job(batch, job, int(n), found) for n in waiting])
+    run_all([partial(_in_logs, batch, job, found, int(n)) for n in waiting])
     trim()
     return found
 
@@ -390,22 +391,19 @@ def _groups(
     return [*groups, *alone[:, None]]
 
 
-def _group_job(
+def _run_group(
     batch: TableBatch,
     job: _Job,
     dtype: np.dtype[Any],
     kind: str,
-    lanes: npt.NDArray[np.int64],
     found: Floats,
     certain: Bools,
-) -> Callable[[], None]:
-    def run() -> None:
-        form = Form(1 if len(lanes) == 1 else LANES[dtype], kind)
-        table = batch.table(int(lanes[0]))
-        graph = _graph(table, dtype, form, job.leaky > 0.0, batch.is_shared, job.scores.shape[2])
-        found[:, lanes], certain[lanes] = _in_numbers(graph, job, lanes)
-
-    return run
+    lanes: npt.NDArray[np.int64],
+) -> None:
+    form = Form(1 if len(lanes) == 1 else LANES[dtype], kind)
+    table = batch.table(int(lanes[0]))
+    graph = _graph(table, dtype, form, job.leaky > 0.0, batch.is_shared, job.scores.shape[2])
+    found[:, lanes], certain[lanes] = _in_numbers(graph, job, lanes)
 
 
 def _graph(
@@ -480,22 +478,15 @@ def _leak(form: Form, coefficient: float, dtype: np.dtype[Any]) -> Any:
         return pack(weights(form, np.log(np.array([coefficient])), dtype))
 
 
-def _log_job(batch: TableBatch, job: _Job, n: int, found: Floats) -> Callable[[], None]:
-    def run() -> None:
-        found[:, n] = _in_logs(batch.table(n), job, n)
-
-    return run
-
-
-def _in_logs(table: TransitionTable, job: _Job, n: int) -> tuple[float, float]:
-    """log Z and E[A] of one sequence, always certain; adds its occupancy."""
+def _in_logs(batch: TableBatch, job: _Job, found: Floats, n: int) -> None:
+    """The same for one sequence in logs, always certain."""
+    table = batch.table(n)
     scores, active = job.scores[n, : job.lengths[n]], table.active_pdfs
     pdfs = np.zeros((len(scores) if len(job.out) else 0, len(active)))
     wanted, accuracy = cpu_log.Wanted(pdfs=pdfs), None
     if job.accuracy is not None:
         wanted = cpu_log.Wanted(pdfs=pdfs, changes=np.zeros_like(pdfs))
         accuracy = job.accuracy[n, : len(scores), active].T.astype(np.float64)
-    results = cpu_log.run(table, scores, job.leaky, wanted, accuracy)
+    found[:, n] = cpu_log.run(table, scores, job.leaky, wanted, accuracy)
     if job.weights[n]:
         job.out[n, : len(pdfs), active] += job.weights[n] * wanted[-1 if accuracy is not None else -2].T
-    return results

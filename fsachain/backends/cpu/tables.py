@@ -306,8 +306,13 @@ def kernel_table(
     layout: type[Layout],
 ) -> KernelTable:
     """`table` for numbers of the form's kind in `dtype`, with the state that stands for the leak if it `leaks`."""
-    arcs = _with_leak(table) if leaks and layout is not ArcsBothWays else _plain_arcs(table)
-    arcs_scale = 0.0 if form.is_wide else _largest(table.by_dst.log_prob)
+    view, init = table.by_dst, table.leak_target
+    log_weights = table.initial_log_prob, view.log_prob, table.final_log_prob
+    initial_scale, arcs_scale, final_scale = (0.0 if form.is_wide else _largest(x) for x in log_weights)
+    if leaks and layout is not ArcsBothWays:
+        arcs = _with_leak(table)
+    else:
+        arcs = _Arcs(view.src, view.dst, view.column, view.log_prob)
     arcs = arcs._replace(log_prob=arcs.log_prob - arcs_scale)
     rows: Layout
     if layout is ArcList:
@@ -324,8 +329,32 @@ def kernel_table(
             rows = OwnGroups(*groups) if layout is OwnGroups else groups
     # Nobody else asks for single arcs into a state.
     own = arcs if layout in (ArcList, OwnGroups) else _Arcs(*(column[:0] for column in arcs))
-    into = _arc_ends(table, own, own.dst, own.src, dtype, form)
-    return _make(table, rows, into, arcs_scale, dtype, form, leaks)
+    through = np.empty(0)
+    if leaks:
+        with np.errstate(divide="ignore"):
+            through = (
+                np.log(np.exp(init + table.final_log_prob - final_scale).sum(keepdims=True)) + final_scale
+            )
+    return KernelTable(
+        arcs=rows,
+        into=_arc_ends(table, own, own.dst, own.src, dtype, form),
+        active=table.active_pdfs.astype(np.uint32),
+        initial=weights(form, table.initial_log_prob - initial_scale, dtype),
+        init=weights(form, init, dtype),
+        final=weights(form, np.append(table.final_log_prob, through) - final_scale, dtype),
+        log_scale=np.array([initial_scale, arcs_scale, final_scale]),
+        least=np.array(
+            [
+                _least(table.initial_log_prob, initial_scale),
+                _least(view.log_prob, arcs_scale),
+                _least(init, 0.0),
+                _least(table.final_log_prob, final_scale),
+            ]
+        ),
+        init_everywhere=float(np.exp(init.min())),
+        reach=float(max(np.abs(x[x > -np.inf]).max(initial=0.0) for x in (*log_weights, init)) / np.log(2.0)),
+        few=_few(rows, len(own.src)),
+    )
 
 
 # Of going back over an arc alone: what a step of the sums side by side takes, its numbers from anywhere or one for all.
@@ -339,49 +368,6 @@ def _few(rows: Layout, num_arcs: int) -> int:
     return int(sum(STEP * x.lengths.sum() + SHARED_STEP * x.shared.sum() for x in sums))
 
 
-def _make(
-    table: TransitionTable,
-    rows: Layout,
-    into: ArcEnds,
-    arcs_scale: float,
-    dtype: np.dtype[Any],
-    form: Form,
-    leaks: bool,
-) -> KernelTable:
-    wide = form.is_wide
-    initial_scale, final_scale = (
-        0.0 if wide else _largest(x) for x in (table.initial_log_prob, table.final_log_prob)
-    )
-    init = table.leak_target
-    through = np.empty(0)
-    if leaks:
-        with np.errstate(divide="ignore"):
-            through = (
-                np.log(np.exp(init + table.final_log_prob - final_scale).sum(keepdims=True)) + final_scale
-            )
-    log_weights = (table.by_dst.log_prob, table.initial_log_prob, table.final_log_prob, init)
-    return KernelTable(
-        arcs=rows,
-        into=into,
-        active=table.active_pdfs.astype(np.uint32),
-        initial=weights(form, table.initial_log_prob - initial_scale, dtype),
-        init=weights(form, init, dtype),
-        final=weights(form, np.append(table.final_log_prob, through) - final_scale, dtype),
-        log_scale=np.array([initial_scale, arcs_scale, final_scale]),
-        least=np.array(
-            [
-                _least(table.initial_log_prob, initial_scale),
-                _least(table.by_dst.log_prob, arcs_scale),
-                _least(init, 0.0),
-                _least(table.final_log_prob, final_scale),
-            ]
-        ),
-        init_everywhere=float(np.exp(init.min())),
-        reach=float(max(np.abs(x[x > -np.inf]).max(initial=0.0) for x in log_weights) / np.log(2.0)),
-        few=_few(rows, len(into.other) - AHEAD),
-    )
-
-
 class _Arcs(NamedTuple):
     """Parallel arrays, one entry for each arc."""
 
@@ -389,11 +375,6 @@ class _Arcs(NamedTuple):
     dst: npt.NDArray[Any]
     column: npt.NDArray[Any]
     log_prob: Floats
-
-
-def _plain_arcs(table: TransitionTable) -> _Arcs:
-    view = table.by_dst
-    return _Arcs(view.src, view.dst, view.column, view.log_prob)
 
 
 def count_pairs(table: TransitionTable) -> int:
