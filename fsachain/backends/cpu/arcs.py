@@ -620,7 +620,7 @@ def _sum_betas(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> An
 # Such graphs have few arcs for each state, and rows of one number; loops over the arcs of a state would spend
 # their time on branches. Every arc is added to its destination's alpha or its source's beta where these stand
 # in memory, in the order of `tables.ArcList`; what a state or a scale needs then is done for ALONG states
-# side by side.
+# side by side. Numbers are plain or expected ones.
 
 # Alphas below are put to zero, in plain numbers, which are float64 here: (13) fails where there are any, and the processor
 # takes long over subnormal ones.

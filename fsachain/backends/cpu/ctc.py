@@ -313,21 +313,15 @@ def _stage(kind: _Kind, form: Form, itemsize: int, plan: Plan, kept: int) -> Blo
 ALONE = 3  # so many sequences of a thread take less time one after the other than side by side
 
 
-_NOTHING = np.empty((2, 0, 0)), np.empty(0), np.empty(0)
-_NO_STARS: tuple[tuple[npt.NDArray[np.floating], ...], list[int]] = _NOTHING, words_of(_NOTHING)
+_NO_STARS: tuple[npt.NDArray[Any], ...] = np.empty((2, 0, 0)), np.empty(0), np.empty(0)
 
 
 class _Job(NamedTuple):
-    """What a call works on: see `log_probs`. rows: the words of its `CtcRows`; budget: bytes for each thread.
-
-    stars: stars, shifts and units of `CtcRows`.
-    """
+    """What a call works on: see `log_probs`. budget: bytes for each thread."""
 
     problem: CtcProblem
-    stars: tuple[npt.NDArray[np.floating], ...]
-    rows: list[int]
+    rows: CtcRows
     scores: Rows
-    statistics: Floats
     out: npt.NDArray[np.floating]
     weights: Floats
     budget: float
@@ -351,28 +345,14 @@ def log_probs(
     is left out without statistics; with zeros in rows that are not real, and where log Z is not finite. A label that is no
     class or the blank gives NaN.
     """
-    stars, star_words = _NO_STARS
+    stars = _NO_STARS
     if problem.forgive.has_star:
         shifts = problem.unit_shifts.astype(scores.flat.dtype)
         units = np.empty(scores.shape[0] * scores.shape[2], scores.flat.dtype)
         stars = np.empty((2, *scores.shape[:2])), shifts, units
-        star_words = words_of(stars)
-    job = _Job(
-        problem,
-        stars,
-        [
-            *words_of((scores.flat, statistics, sums)),
-            *star_words,
-            *scores.strides,
-            *scores.shape[1:],
-            *checks,
-        ],
-        scores,
-        statistics,
-        out,
-        weights,
-        thread_budget(memory_budget),
-    )
+    sizes = *scores.strides, *scores.shape[1:], *checks
+    given: tuple[Any, ...] = (scores.flat, statistics, sums, *stars, *sizes)
+    job = _Job(problem, CtcRows(*given), scores, out, weights, thread_budget(memory_budget))
     size = len(problem.labels)
     log_z, certain, waiting = np.empty(size), np.zeros(size, np.bool_), np.arange(size)
     # Half a nanosecond for a class of a frame; for a label some 30 alone and 11 side by side, where one group of lanes takes
@@ -412,11 +392,11 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers, log_z: Floats, certain: n
     shape = _pattern(*pattern)[1]
     plan = make_plan(shape, count, job.budget) if len(job.out) else whole_plan(count)
     kept = plan.segment if len(job.out) else 1
-    block = _stage(*pattern, job.scores.flat.itemsize, plan, kept)
+    block, words = _stage(*pattern, job.scores.flat.itemsize, plan, kept), words_of(job.rows)
     buffer = borrow(block.size)
     try:
         stage = block.at(buffer)
-        stage.words[-len(job.rows) :] = job.rows
+        stage.words[-len(words) :] = words
         _run(
             form,
             _no_leak(form),
@@ -466,13 +446,13 @@ def _in_logs(job: _Job, n: int, log_z: Floats) -> None:
     table, scores = compile_table(column_graph(job.problem, n)), column_scores(job.problem, job.scores, n)
     pdfs = np.zeros((len(scores) if len(job.out) else 0, len(table.active_pdfs)))
     found, _ = cpu_log.run(table, scores, 0.0, cpu_log.Wanted(pdfs=pdfs))
-    log_z[n] = found - log_sum(job.statistics, n, len(scores))
+    log_z[n] = found - log_sum(job.rows.statistics, n, len(scores))
     if len(job.out):
         occupancy = np.zeros(scores.shape)
         occupancy[:, table.active_pdfs] = pdfs
         weight = job.weights[n] if np.isfinite(log_z[n]) else 0.0
         into = job.scores._replace(flat=job.out)
-        write_gradient(job.problem, job.scores, job.statistics, n, occupancy, weight, into)
+        write_gradient(job.problem, job.scores, job.rows.statistics, n, occupancy, weight, into)
 
 
 # The best path of a target, equations (8) and (9) on the graphs of `graph.ctc`, in float64.

@@ -52,10 +52,6 @@ class Weights(NamedTuple):
     mantissas: npt.NDArray[np.floating]
     exponents: npt.NDArray[np.integer]
 
-    def parts(self) -> tuple[tuple[str, npt.NDArray[np.generic]], ...]:
-        """The two arrays with their names."""
-        return ("mantissas", self.mantissas), ("exponents", self.exponents)
-
 
 def weights(form: Form, log_probs: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Weights:
     """exp(log_probs) as `weight` reads them; only wide numbers have exponents."""
