@@ -398,9 +398,8 @@ def copy_own(form: Any, frames: Any, t: int, work: Any) -> None:
             for k in range(count):
                 y = flat[start + columns.active[k, g]]
                 rows[k, g] = y - columns.offset[k, g] + columns.slope[k] * late
-            if (
-                stars.size > 0 and count > 1
-            ):  # where no target has a label the graph may have no arc of a star
+            # Where no target has a label the graph may have no arc of a star, and no row for it.
+            if stars.size > 0 and count > 1:
                 row, units = n * num_classes, given.units
                 sum_of_entries(width, units, row, flat, start, given.shifts, 0, num_classes)
                 top, total = row_statistics(width, units, masks, row, num_classes)
