@@ -68,7 +68,7 @@ def record_run(log: JsonLinesLog, stages: list[str], **values: Any) -> None:
         versions=versions(),
         commit=commit(Path(__file__).resolve().parent),
         system=platform.platform(),
-        processor=_processor(),
+        processor=processor(),
         processors=os.cpu_count(),
         **values,
     )
@@ -83,7 +83,7 @@ def recorded_stage(log: JsonLinesLog, name: str) -> Iterator[None]:
     `peak_device` the largest allocation of PyTorch on the GPU, where it uses one.
     """
     log.write("start", stage=name)
-    _forget_peaks()
+    forget_peaks()
     started, worked = time.perf_counter(), _cpu_seconds()
     try:
         with stoppable():
@@ -92,12 +92,12 @@ def recorded_stage(log: JsonLinesLog, name: str) -> Iterator[None]:
         kind = "stopped" if isinstance(error, KeyboardInterrupt | StoppedError) else "failed"
         told = " ".join(str(error).split()) or type(error).__name__
         seconds = time.perf_counter() - started
-        log.write(kind, stage=name, seconds=seconds, peak_rss=_peak_rss(), error=told)
+        log.write(kind, stage=name, seconds=seconds, peak_rss=peak_rss(), error=told)
         raise
     seconds, worked = time.perf_counter() - started, _cpu_seconds() - worked
     cuda = _cuda()
     device = {} if cuda is None else {"peak_device": cuda.max_memory_allocated()}
-    log.write("end", stage=name, seconds=seconds, cpu_seconds=worked, peak_rss=_peak_rss(), **device)
+    log.write("end", stage=name, seconds=seconds, cpu_seconds=worked, peak_rss=peak_rss(), **device)
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def _processor() -> str | None:
+def processor() -> str | None:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -122,7 +122,7 @@ def _processor() -> str | None:
     return name and name[1].strip()
 
 
-def _forget_peaks() -> None:
+def forget_peaks() -> None:
     """Begin the counts of the largest memory anew (5 stands for the peak of the resident set, see proc(5))."""
     with suppress(OSError):
         (_PROCESS / "clear_refs").write_text("5", encoding="ascii")
@@ -131,7 +131,7 @@ def _forget_peaks() -> None:
         cuda.reset_peak_memory_stats()
 
 
-def _peak_rss() -> int:
+def peak_rss() -> int:
     try:
         status = (_PROCESS / "status").read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = (workloads.GRAPHS / "den_wsj.npz").is_file()
     work = workloads.from_folder(workloads.GRAPHS, sizes) if found else workloads.seeded(sizes)
     versions = record.versions()
-    machine = {"cpu": record._processor(), "cores": os.cpu_count()}
+    machine = {"cpu": record.processor(), "cores": os.cpu_count()}
     machine |= {name: versions[name] for name in ("python", "numba", "torch")}
     busy = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     print(", ".join(f"{name} {value}" for name, value in machine.items()) + busy)

@@ -449,10 +449,10 @@ def _alone(name: str, measure: Callable[..., dict[str, float]], *arguments: Any)
 
 def held_by(run: Callable[[], object]) -> int:
     """The most bytes that this process holds while it runs, beyond those before."""
-    record._forget_peaks()  # the mark falls to what is held now
-    before = record._peak_rss()
+    record.forget_peaks()  # the mark falls to what is held now
+    before = record.peak_rss()
     run()
-    return record._peak_rss() - before
+    return record.peak_rss() - before
 
 
 def recursion_memory(folder: Path | None, sizes: Sizes) -> dict[str, float]:

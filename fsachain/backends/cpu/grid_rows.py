@@ -331,17 +331,18 @@ def gradient(
 @helper
 def _place(rows: Any, n: int, shape: Any, frames: Any, labels: Any) -> Any:
     """Sequence n of padded logits [N, T, U + 1, V], if its lengths and targets are legal; and whether none is a blank."""
+    sequences, _, targets, classes, _, heads, _ = rows
     count, across = shape[1], shape[2]
-    if not (0 <= frames[n] <= count and 0 <= labels[n] < across and labels[n] <= rows[2].shape[1]):
+    if not (0 <= frames[n] <= count and 0 <= labels[n] < across and labels[n] <= targets.shape[1]):
         return False, False
     without_blank = True
     for u in range(labels[n]):
-        target = rows[2][n, u]
-        if target < 0 or target >= rows[5][0] or target == rows[5][1]:
+        target = targets[n, u]
+        if target < 0 or target >= heads[0] or target == heads[1]:
             return False, False
-        for blank in rows[3]:  # or -1
+        for blank in classes:  # of arcs that are no labels', whose class is -1
             without_blank &= target != blank
-    sequence, first = rows[0][n], n * count * across
+    sequence, first = sequences[n], n * count * across
     sequence[0], sequence[1], sequence[2], sequence[3] = first, across, count, across
     sequence[4], sequence[5], sequence[6], sequence[7] = frames[n], labels[n], first, across
     return True, without_blank
