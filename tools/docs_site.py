@@ -22,6 +22,7 @@ OUTSIDE = (
     "README.md",
     "CHANGELOG.md",
     "recipes/README.md",
+    "recipes/RESULTS.md",
     "kernels/README.md",
     "benchmarks/*.md",
     "recipes/*/*.md",
