@@ -4,7 +4,8 @@ A process that works alone is a world of one, and runs the same lines with nothi
 torchrun, which sets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE and MASTER_*; they talk by gloo on the host and by NCCL
 between GPUs. Gradients are added up explicitly, after the backward pass, and not by DistributedDataParallel: that divides
 by the number of processes, where the loss divides by the frames of all, and needs a backward pass of every process, where
-some may have no utterance. What it would win, reduction during the backward pass, is measured in docs/scale.md.
+some may have no utterance. What it would win, reduction during the backward pass, is measured in
+docs/developers/performance.md.
 """
 
 from __future__ import annotations
