@@ -176,8 +176,7 @@ def _load_scores(batch: Any, n: int, values: Any, scores: Any, columns: int) -> 
     return legal
 
 
-@jit_on_views
-def log_prob(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
+def _log_prob(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
     """log Z (21) of sequence n; work [K + 2, rows x columns + PAD] float64 then holds scores and alphas."""
     arcs, sizes, _ = batch
     if not _load_scores(batch, n, values, work, columns):
@@ -187,11 +186,13 @@ def log_prob(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
     return alpha[(sizes[n, 2] + sizes[n, 3]) * columns + PAD + sizes[n, 3]]
 
 
-@jit_on_views
-def forward_backward_of_one(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
+log_prob, log_prob_inside = jit_on_views(_log_prob), helper(_log_prob)  # from Python, from another kernel
+
+
+def _forward_backward(batch: Any, n: int, values: Any, work: Any, columns: int) -> float:
     """log Z of sequence n; its scores in `values` give way to occupancies, to zeros if log Z is not finite."""
     arcs, sizes, boxes = batch
-    result = log_prob(batch, n, values, work, columns)
+    result = log_prob_inside(batch, n, values, work, columns)
     ok = -np.inf < result < np.inf
     for k in range(len(arcs)):
         _clear(arcs[k], boxes[n, k], sizes[n], ok, values)
@@ -200,6 +201,9 @@ def forward_backward_of_one(batch: Any, n: int, values: Any, work: Any, columns:
         for k in range(len(arcs)):
             _unskew(arcs[k], boxes[n, k], sizes[n], work[k], values, columns)
     return result
+
+
+forward_backward_of_one, forward_backward_inside = jit_on_views(_forward_backward), helper(_forward_backward)
 
 
 @jit_on_views

@@ -20,7 +20,7 @@ from fsachain.backends.cpu.frames import (
     write_softmax,
     write_zeros,
 )
-from fsachain.backends.cpu.grid import INDEX, columns_of, forward_backward_of_one, num_entries
+from fsachain.backends.cpu.grid import INDEX, columns_of, forward_backward_inside, num_entries
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.simd import (
     LINE,
@@ -116,8 +116,7 @@ def _score(flat: Any, start: int, entry: int, time: int, alone: int, found: Any,
     return score
 
 
-@jit_on_views
-def scores(
+def _scores(
     form: Any,
     flat: Any,
     rows: Any,
@@ -173,6 +172,9 @@ def scores(
                     if u > num_labels:
                         u, late = 0, late - 1.0
                         charge = delay * late - sigma
+
+
+scores, scores_inside = jit_on_views(_scores), helper(_scores)  # from Python, from another kernel
 
 
 @helper
@@ -240,8 +242,7 @@ def _write_clamped(row: int, width: int, weight: float, limit: float, entries: A
         i += 1
 
 
-@jit_on_views
-def gradient(
+def _gradient(
     form: Any,
     flat: Any,
     rows: Any,
@@ -328,6 +329,9 @@ def gradient(
     write_zeros(form, out, (base + padding * step) * width, (frames[1] - padding) * per_frame * width)
 
 
+gradient, gradient_inside = jit_on_views(_gradient), helper(_gradient)
+
+
 @helper
 def _place(rows: Any, n: int, shape: Any, frames: Any, labels: Any) -> Any:
     """Sequence n of padded logits [N, T, U + 1, V], if its lengths and targets are legal; and whether none is a blank."""
@@ -385,9 +389,10 @@ def at_once(
             box[0], box[1], box[2], box[3], box[4] = cell + k * values.shape[1], step, 1, span, step
         # The number 0 has a type of its own, for which these would be compiled once more.
         all_frames = np.int64(0), span
-        scores(form, flat, rows, n, all_frames, shape[3], pieces, stats, values, works[0])
-        found[n] = forward_backward_of_one(batch, n, values.reshape(-1), works[1], columns_of(num_labels))
-        gradient(form, flat, rows, n, all_frames, shape[3], pieces, stats, values, options, works[2], out)
+        given_rows = form, flat, rows, n, all_frames, shape[3], pieces, stats, values
+        scores_inside(*given_rows, works[0])
+        found[n] = forward_backward_inside(batch, n, values.reshape(-1), works[1], columns_of(num_labels))
+        gradient_inside(*given_rows, options, works[2], out)
     return is_plain
 
 
