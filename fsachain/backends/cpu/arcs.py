@@ -12,7 +12,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from fsachain.backends.cpu.frames import ALONG, ALONG_FORM, LISTED, PATIENCE_LEFT, STALE, TOUCHED
+from fsachain.backends.cpu.frames import LISTED, PATIENCE_LEFT, STALE, TOUCHED, across
 from fsachain.backends.cpu.jit import helper
 from fsachain.backends.cpu.layouts import ArcList, ArcsBothWays, OwnGroups
 from fsachain.backends.cpu.numbers import (
@@ -221,25 +221,6 @@ def spread_both_ways(form: Any, table: Any, alphas: Any, after: Any, probs: Any,
 # of sequences side by side, lane by lane, and so are the bits. From anywhere means a load for each lane: the
 # instruction that some processors have for it takes 1.4 times as long on Zen 4.
 
-SIDES = {4: 16, 8: 8}  # rows in the lanes, by the bytes of a number: a register where registers are widest
-_WIDE_ALONG = Form(ALONG, "wide")
-_FORMS = {size: (Form(side), Form(side, "wide")) for size, side in SIDES.items()}
-
-
-@by_type
-def along(form: Any) -> Any:
-    """The form of ALONG lanes of the same kind; expected numbers stay one by one."""
-    if kind_of(form) == "expected":
-        return lambda form: form
-    return (lambda form: _WIDE_ALONG) if kind_of(form) == "wide" else (lambda form: ALONG_FORM)
-
-
-@by_type
-def across(form: Any, array: Any) -> Any:
-    """The form of as many lanes of the same kind as there are rows side by side, for numbers of the array's type."""
-    plain, wide = _FORMS[array.dtype.bitwidth // 8]
-    return (lambda form, array: wide) if kind_of(form) == "wide" else (lambda form, array: plain)
-
 
 @by_type
 def width(form: Any) -> Any:
@@ -402,12 +383,13 @@ def everywhere(form: Any, array: Any, row: Any) -> Any:
 
 
 @helper
-def probabilities_along(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
-    """As `frames.probabilities_by_row` for a single sequence, ALONG pdfs side by side."""
-    side = along(form)
-    shift, n = shift_of(side, load(ALONG_FORM, work.extremes, 0)), splat(ALONG_FORM, scale[0, 0])
-    for k in range(0, len(columns.active), ALONG):
-        write_from(side, probs, k, probability(side, load_from(ALONG_FORM, work.scores, k), shift, n))
+def probabilities_across(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> None:
+    """As `frames.probabilities_by_row` for a single sequence, pdfs side by side."""
+    side = across(form, probs)
+    lanes = lanes_of(side)
+    shift, n = shift_of(side, load(lanes, work.extremes, 0)), splat(lanes, scale[0, 0])
+    for k in range(0, len(columns.active), len(side)):
+        write_from(side, probs, k, probability(side, load_from(lanes, work.scores, k), shift, n))
 
 
 # the text by pairs for a sequence that has no others beside it: lanes hold different rows of the graph.
@@ -619,7 +601,7 @@ def _sum_betas(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> An
 #
 # Such graphs have few arcs for each state, and rows of one number; loops over the arcs of a state would spend
 # their time on branches. Every arc is added to its destination's alpha or its source's beta where these stand
-# in memory, in the order of `tables.ArcList`; what a state or a scale needs then is done for ALONG states
+# in memory, in the order of `tables.ArcList`; what a state or a scale needs then is done for states
 # side by side. Numbers are plain or expected ones.
 
 # Alphas below are put to zero, in plain numbers, which are float64 here: (13) fails where there are any, and the processor
@@ -638,7 +620,7 @@ def _in_turn_across(form: Any, x: Any) -> Any:
 @helper
 def sum_rows(form: Any, rows: Any, count: int) -> Any:
     """The sum of `count` rows that hold a number each."""
-    side = along(form)
+    side = across(form, rows)
     partial, whole = zero(side, rows), count - count % len(side)
     for i in range(0, whole, len(side)):
         partial = add(partial, read_from(side, rows, i))
@@ -658,7 +640,7 @@ def _flushed(x: Any) -> Any:
 @helper
 def _flush_rows(form: Any, rows: Any, count: int) -> Any:
     """The least number that is not 0, at most 1; plain ones below FLOOR become 0."""
-    side = along(form)
+    side = across(form, rows)
     least = splat(lanes_of(side), rows.dtype.type(1))
     for i in range(0, count, len(side)):
         x = read_from(side, rows, i)
@@ -670,7 +652,7 @@ def _flush_rows(form: Any, rows: Any, count: int) -> Any:
 @helper
 def _clear_rows(form: Any, rows: Any, count: int) -> None:
     """Zero in `count` rows at least."""
-    side = along(form)
+    side = across(form, rows)
     for i in range(0, count, len(side)):
         write_from(side, rows, i, zero(side, rows))
 
@@ -692,7 +674,7 @@ def gather_arcs(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: An
 @helper
 def spread_arcs(form: Any, table: Any, alphas: Any, after: Any, probs: Any, now: Any, work: Any) -> Any:
     """As `spread_pairs`."""
-    arcs, alpha, side = table.arcs, alphas[1], along(form)
+    arcs, alpha, side = table.arcs, alphas[1], across(form, now)
     num_states, num_columns = arcs.num_states, len(table.active)
     _clear_rows(form, now, len(table.final.mantissas))
     _scale(side, 0, num_states, work, after, work.pairs)

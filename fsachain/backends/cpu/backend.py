@@ -41,7 +41,7 @@ from fsachain.backends.cpu.numbers import (
     write,
     zero,
 )
-from fsachain.backends.cpu.simd import by_type
+from fsachain.backends.cpu.simd import WIDTH, by_type
 from fsachain.backends.cpu.structs import Form, Packed, pack
 from fsachain.backends.cpu.sum_product import backward, forward
 from fsachain.backends.cpu.tables import count_pairs, kernel_table
@@ -181,7 +181,6 @@ Bools = npt.NDArray[np.bool_]
 Expected = tuple[Floats, Floats, Bools]  # log Z, E[A], ok [N]
 
 SINGLE, DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
-LANES = {SINGLE: 16, DOUBLE: 8}  # one AVX-512 register; narrower ones take two or four
 ALONE = 2  # so many sequences on a shared graph take less time one after the other than side by side
 DENSE = 8  # arcs for each pdf, half of it for each state: with more they are summed by pdf where a graph is not shared, too
 LARGE = 2000  # arcs; what a list keeps for each arc and frame then leaves the caches
@@ -383,11 +382,11 @@ def _groups(
     What is left over runs one by one if that is little: the shortest.
     """
     ordered = waiting[np.argsort(-lengths[waiting], kind="stable")]
-    left = len(waiting) % LANES[dtype] if batch.is_shared else len(waiting)
+    left = len(waiting) % WIDTH[dtype.itemsize] if batch.is_shared else len(waiting)
     if batch.is_shared and (left > ALONE or kind == "expected"):
         left = 0
     together, alone = ordered[: len(ordered) - left], ordered[len(ordered) - left :]
-    groups = np.array_split(together, -(-len(together) // LANES[dtype])) if len(together) else []
+    groups = np.array_split(together, -(-len(together) // WIDTH[dtype.itemsize])) if len(together) else []
     return [*groups, *alone[:, None]]
 
 
@@ -400,7 +399,7 @@ def _run_group(
     certain: Bools,
     lanes: npt.NDArray[np.int64],
 ) -> None:
-    form = Form(1 if len(lanes) == 1 else LANES[dtype], kind)
+    form = Form(1 if len(lanes) == 1 else WIDTH[dtype.itemsize], kind)
     table = batch.table(int(lanes[0]))
     graph = _graph(table, dtype, form, job.leaky > 0.0, batch.is_shared, job.scores.shape[2])
     found[:, lanes], certain[lanes] = _in_numbers(graph, job, lanes)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu import log as cpu_log
 from fsachain.backends.cpu.backend import DOUBLE, SMALLEST, run_inside
-from fsachain.backends.cpu.frames import FORMS, CtcFrames, CtcRows, OwnColumns, clear_own, leave_out_masks
+from fsachain.backends.cpu.frames import CtcFrames, CtcRows, OwnColumns, clear_own, leave_out_masks
 from fsachain.backends.cpu.jit import helper, jit, jit_on_views
 from fsachain.backends.cpu.layouts import ArcRows
 from fsachain.backends.cpu.memory import (
@@ -42,6 +42,7 @@ from fsachain.backends.cpu.numbers import (
     Weights,
     weights,
 )
+from fsachain.backends.cpu.simd import FORMS
 from fsachain.backends.cpu.structs import Form, Room, pack, words_of
 from fsachain.backends.cpu.tables import KernelTable, kernel_table
 from fsachain.backends.cpu.threads import run_all, threads_for

@@ -21,6 +21,8 @@ from fsachain.backends.cpu.numbers import (
     zero,
 )
 from fsachain.backends.cpu.simd import (
+    FORMS,
+    WIDTH,
     by_type,
     fill,
     fma,
@@ -53,9 +55,7 @@ from fsachain.backends.cpu.structs import Form, Packed
 # Registers that are added up before the sum goes on in float64: float32 keeps its digits over so many.
 BLOCK = 64
 SHORT = 16  # registers of a row: W such rows lie side by side in the first-level cache
-WIDTH = {4: 16, 8: 8}  # by the bytes of a class
 ONE = Form(1)
-FORMS = {size: Form(width) for size, width in WIDTH.items()}
 LOG2_E, LN_2 = 1.0 / np.log(2.0), np.log(2.0)
 
 
@@ -458,8 +458,21 @@ def clear_own(frames: Any, g: int, first: int, out: Any) -> None:
         write_zeros(frames.form, out, start, given.num_classes)
 
 
-ALONG = 8  # pdfs or states side by side where a single sequence has no others beside it
-ALONG_FORM = Form(ALONG)
+_WIDE_FORMS = {size: Form(width, "wide") for size, width in WIDTH.items()}
+
+
+@by_type
+def across(form: Any, array: Any) -> Any:
+    """The form of as many lanes as rows of one number stand side by side, where a sequence is alone; see `arcs`.
+
+    A register full of the array's type; expected numbers stay one by one.
+    """
+    if kind_of(form) == "expected":
+        return lambda form, array: form
+    side = (_WIDE_FORMS if kind_of(form) == "wide" else FORMS)[array.dtype.bitwidth // 8]
+    return lambda form, array: side
+
+
 # Of `Workspace.counts`: states in `live`; columns in `touched`, -1 for all; frames that all states are still worked on;
 # whether the rows of betas and occupancies that come next hold what is old.
 LISTED, TOUCHED, PATIENCE_LEFT, STALE = range(4)
@@ -537,31 +550,22 @@ def _copy_tiles(form: Any, frames: Any, source: Any, t: int, rows: Any, offsets:
 
 
 @helper
-def _copy_single(form: Any, frames: Any, source: Any, t: int, rows: Any, offsets: Any, past: float) -> None:
-    y, active = source[frames.lanes[0], t], frames.columns.active
-    following = source[frames.lanes[0], min(t + 1, source.shape[1] - 1)]
-    for k in range(len(active)):
-        rows[k, 0] = y[active[k]]
-        prefetch(following, active[k])
-
-
-@helper
 def _copy_entries(form: Any, frames: Any, source: Any, t: int, rows: Any, offsets: Any, past: float) -> None:
+    active, place, n = frames.columns.active, frames.columns.place, frames.lanes
     for g in range(len(form)):
         if t < frames.lengths[g]:
-            for k in range(len(frames.columns.active)):
-                pdf = frames.columns.active[k]
-                rows[frames.columns.place[k], g] = source[frames.lanes[g], t, pdf]
+            y, following = source[n[g], t], source[n[g], min(t + 1, source.shape[1] - 1)]
+            for k in range(len(active)):
+                rows[place[k], g] = y[active[k]]
+                prefetch(following, active[k])
         else:
-            for k in range(len(frames.columns.active)):
-                rows[frames.columns.place[k], g] = past
+            for k in range(len(active)):
+                rows[place[k], g] = past
 
 
 @by_type
 def _copy_rows(form: Any, frames: Any, source: Any, t: Any, rows: Any, offsets: Any, past: Any) -> Any:
     """rows[place[k], g] = the entry of active pdf k in `source` [N, T, P], `past` beyond a sequence's end."""
-    if form.width == 1:  # and no frame past its end
-        return _copy_single
 
     def tiles(form, frames, source, t, rows, offsets, past):  # type: ignore[no-untyped-def]
         if len(frames.columns.tiles) > 0:
@@ -569,7 +573,7 @@ def _copy_rows(form: Any, frames: Any, source: Any, t: Any, rows: Any, offsets: 
         else:
             _copy_entries(form, frames, source, t, rows, offsets, past)
 
-    return tiles if source.dtype == rows.dtype else _copy_entries
+    return tiles if form.width > 1 and source.dtype == rows.dtype else _copy_entries
 
 
 @helper
@@ -618,20 +622,21 @@ def _extremes_by_row(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
 
 
 @helper
-def _extremes_along(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
-    """The same for one sequence, ALONG pdfs side by side, filled up with -inf: a lane of nothing else has no say."""
-    count, nothing = len(columns.active), fill(load(ALONG_FORM, extremes, 0), -np.inf)
+def _extremes_across(form: Any, columns: Any, rows: Any, extremes: Any) -> None:
+    """The same for one sequence, pdfs side by side, filled up with -inf: a lane of nothing else has no say."""
+    side, count = across(form, rows), len(columns.active)
+    nothing = fill(load(side, extremes, 0), -np.inf)
     for k in range(count, len(rows)):
         rows[k, 0] = -np.inf
-    top, low, illegal = _extremes(ALONG_FORM, rows, range(-(-count // ALONG)), nothing)
+    top, low, illegal = _extremes(side, rows, range(-(-count // len(side))), nothing)
     top, low = fill(top, largest_lane(top)), fill(top, least_lane(low))
-    _keep_extremes(ALONG_FORM, extremes, top, low, fill(top, sum_lanes(illegal)))
+    _keep_extremes(side, extremes, top, low, fill(top, sum_lanes(illegal)))
 
 
 @by_type
 def _find_extremes(form: Any, columns: Any, rows: Any, extremes: Any) -> Any:
     if form.width == 1:
-        return _extremes_along
+        return _extremes_across
     return _extremes_by_row
 
 
@@ -676,16 +681,17 @@ def _shares_by_row(form: Any, columns: Any, inverse: Any, work: Any) -> None:
 
 
 @helper
-def _shares_along(form: Any, columns: Any, inverse: Any, work: Any) -> None:
-    factor = splat(ALONG_FORM, work.factors[0, 0] * sum_lanes(inverse))
-    for k in range(-(-len(columns.active) // ALONG)):
-        store(work.scores, k, factor * load(ALONG_FORM, work.occupancy, k))
+def _shares_across(form: Any, columns: Any, inverse: Any, work: Any) -> None:
+    side = across(form, work.occupancy)
+    factor = splat(side, work.factors[0, 0] * sum_lanes(inverse))
+    for k in range(-(-len(columns.active) // len(side))):
+        store(work.scores, k, factor * load(side, work.occupancy, k))
 
 
 @by_type
 def _make_shares(form: Any, columns: Any, inverse: Any, work: Any) -> Any:
     if kind_of(form) == "plain" and form.width == 1 and columns.instance_class is not OwnColumns:
-        return _shares_along
+        return _shares_across
     return _shares_by_row
 
 
@@ -697,29 +703,20 @@ def _add_tiles(form: Any, frames: Any, t: int, rows: Any, offsets: Any, out: Any
 
 
 @helper
-def _add_single(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> None:
-    into, active = out[frames.lanes[0], t], frames.columns.active
-    following = out[frames.lanes[0], max(t - 1, 0)]
-    for k in range(len(active)):
-        into[active[k]] += rows[k, 0]
-        prefetch(following, active[k])
-
-
-@helper
 def _add_entries(form: Any, frames: Any, t: int, rows: Any, work: Any, out: Any) -> None:
+    active, place, n = frames.columns.active, frames.columns.place, frames.lanes
     for g in range(len(form)):
         if t < frames.lengths[g] and work.factors[0, g] != 0.0:
-            for k in range(len(frames.columns.active)):
-                pdf = frames.columns.active[k]
-                out[frames.lanes[g], t, pdf] += rows[frames.columns.place[k], g]
+            into, following = out[n[g], t], out[n[g], max(t - 1, 0)]
+            for k in range(len(active)):
+                into[active[k]] += rows[place[k], g]
+                prefetch(following, active[k])
 
 
 @by_type
 def _add_rows(form: Any, frames: Any, t: Any, rows: Any, work: Any, out: Any) -> Any:
     if frames.instance_class is CtcFrames:
         return add_own
-    if form.width == 1:
-        return _add_single
 
     def tiles(form, frames, t, rows, work, out):  # type: ignore[no-untyped-def]
         if len(frames.columns.tiles) > 0:
@@ -727,9 +724,7 @@ def _add_rows(form: Any, frames: Any, t: Any, rows: Any, work: Any, out: Any) ->
         else:
             _add_entries(form, frames, t, rows, work, out)
 
-    if out.dtype == rows.dtype:
-        return tiles
-    return _add_entries
+    return tiles if form.width > 1 and out.dtype == rows.dtype else _add_entries
 
 
 @helper

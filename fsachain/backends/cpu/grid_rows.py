@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cpu.frames import (
-    FORMS,
-    WIDTH,
     leave_out_masks,
     statistics_of_rows,
     sum_of_entries,
@@ -23,7 +21,9 @@ from fsachain.backends.cpu.frames import (
 from fsachain.backends.cpu.grid import INDEX, columns_of, forward_backward_inside, num_entries
 from fsachain.backends.cpu.jit import helper, jit_on_views
 from fsachain.backends.cpu.simd import (
+    FORMS,
     LINE,
+    WIDTH,
     aligned_bytes,
     fill,
     fma,

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.backends.cpu.frames import ALONG, Columns, count_rows
+from fsachain.backends.cpu.frames import Columns, count_rows
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows
-from fsachain.backends.cpu.simd import LINE, aligned_bytes
+from fsachain.backends.cpu.simd import LINE, WIDTH, aligned_bytes
 from fsachain.backends.cpu.structs import Form, Packed, Room, StructType, address_of, describe
 from fsachain.backends.cpu.tables import KernelTable
 from fsachain.backends.cpu.threads import get_num_threads
@@ -79,7 +79,7 @@ class Shape(NamedTuple):
 
 
 def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[Any]) -> Shape:
-    """The sizes of a group that runs through `table`; those of a single sequence are rounded up to multiples of ALONG."""
+    """The sizes of a group that runs through `table`; those of a single sequence fill up registers."""
     width = form.width
     alphas = len(table.final.mantissas)
     if isinstance(table.arcs, ArcGroups):
@@ -91,7 +91,7 @@ def shape_of(table: KernelTable, columns: Columns, form: Form, dtype: np.dtype[A
         elif isinstance(table.arcs, ArcList):
             pairs = len(table.initial.mantissas)
     sizes = alphas, len(table.active), pairs, count_rows(columns, width)
-    step = ALONG if width == 1 else 1
+    step = WIDTH[dtype.itemsize] if width == 1 else 1
     alphas, pdfs, pairs, rows = (-(-size // step) * step for size in sizes)
     return Shape(alphas, pdfs, pairs, rows, form, dtype)
 
@@ -166,9 +166,10 @@ class Workspace(NamedTuple):
     history [L + 1, S', R W]: alphas of L + 1 frames, or of two in turn. probs [L or 1, K, R W]: exp(y - shift) 2**-s.
     beta [2, S', R W]: of two frames in turn. leak [2, W], one number, and beta_scale [1, W]: what leaks into the later of
     them, and its exponent. pairs [Q, S or 0, R W]; occupancy [K, R W]; scores and accuracy [K, W] or as many rows as tiles
-    have, extremes [3, W or ALONG], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors [1, W], offsets [W].
+    have, extremes [3, W, or a register for W = 1], row [3, W], exponents [1, W], frames [1, W] (the lengths), factors
+    [1, W], offsets [W].
     whole [2, W], one number, live [2, S'], touched [K] and counts [4]: see `arcs.spread_own`; live and touched for W = 1,
-    where sizes are rounded up to multiples of ALONG.
+    where numbers of rows are rounded up to fill registers.
     """
 
     history: npt.NDArray[np.floating]
@@ -276,7 +277,7 @@ def rooms_of(shape: Shape, plan: Plan, kept: int) -> Memory:
         occupancy=room(kind, pdfs, row),
         scores=room(kind, shape.score_rows, width),
         accuracy=room(kind, shape.score_rows if shape.form.kind == "expected" else 0, width),
-        extremes=room(kind, 3, max(width, ALONG)),
+        extremes=room(kind, 3, max(width, WIDTH[kind.itemsize])),
         row=room(kind, 3, width),
         exponents=room(integers, 1, width),
         frames=room(kind, 1, width),

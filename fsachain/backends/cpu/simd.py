@@ -26,9 +26,12 @@ from numba.core.typing.templates import AbstractTemplate, infer_global
 from numba.extending import models, register_model
 
 from fsachain.backends.cpu.jit import helper
-from fsachain.backends.cpu.structs import FormType, address_of
+from fsachain.backends.cpu.structs import Form, FormType, address_of
 
 LINE = 64  # bytes of a cache line
+# Lanes of a register, by the bytes of a number, where registers are widest (AVX-512); others take two or four for them.
+WIDTH = {4: 16, 8: 8}
+FORMS = {size: Form(width) for size, width in WIDTH.items()}
 
 
 class Lanes(types.Type):

@@ -21,7 +21,7 @@ from fsachain.backends.cpu.arcs import (
     gather_both_ways,
     gather_groups,
     gather_pairs,
-    probabilities_along,
+    probabilities_across,
     spread_arcs,
     spread_both_ways,
     spread_groups,
@@ -64,7 +64,7 @@ def _gather(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: Any) -
 def _make_probabilities(form: Any, columns: Any, scale: Any, work: Any, probs: Any) -> Any:
     """probs = exp(y - shift) 2**-n of the scores in `work`, one for each pdf."""
     is_many = form.width > 1 or kind_of(form) == "expected"
-    return probabilities_by_row if is_many else probabilities_along
+    return probabilities_by_row if is_many else probabilities_across
 
 
 @by_type

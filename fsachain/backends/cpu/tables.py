@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
-from fsachain.backends.cpu.arcs import AHEAD, SIDES
+from fsachain.backends.cpu.arcs import AHEAD
 from fsachain.backends.cpu.layouts import (
     ArcEnds,
     ArcGroups,
@@ -24,7 +24,7 @@ from fsachain.backends.cpu.layouts import (
     Sums,
 )
 from fsachain.backends.cpu.numbers import Weights, weights
-from fsachain.backends.cpu.simd import aligned_bytes
+from fsachain.backends.cpu.simd import WIDTH, aligned_bytes
 from fsachain.backends.cpu.structs import Form
 from fsachain.fsa import Floats
 from fsachain.table import TransitionTable
@@ -230,7 +230,7 @@ def arc_groups(rows: ArcRows, zero: Weights, is_own: bool) -> ArcGroups:
 
     Where a sequence has the graph for itself terms may be summed in any order.
     """
-    num_states, side = len(rows.src_arcs) - 1, SIDES[zero.mantissas.itemsize]
+    num_states, side = len(rows.src_arcs) - 1, WIDTH[zero.mantissas.itemsize]
     starts, ends = rows.pair_arcs[:-1].astype(np.int64), rows.pair_arcs[1:].astype(np.int64)
     leaks = rows.arc_src[ends - 1] == num_states
     from_states = from_pairs = None
