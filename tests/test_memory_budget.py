@@ -12,6 +12,7 @@ from fsachain.backends.cpu import backend as cpu
 from fsachain.backends.cpu import memory as cpu_memory
 from fsachain.errors import ConfigError
 from fsachain.loss.mbr import expected_accuracy
+from fsachain.table import compile_table
 
 BUDGETS = [None, 0, 1e3, math.inf]
 
@@ -123,3 +124,18 @@ def test_sequences_without_frames_need_no_budget():
             accuracy = expected_accuracy(batch, output, make_output(seed=1), lengths, memory_budget=budget)
             results.append((values.detach(), *torch.autograd.grad((values + accuracy).sum(), output)))
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_segments_may_be_of_one_frame(is_shared, segments):
+    """As where pdfs outnumber states by more than there are frames."""
+    graph, frames = connected_graph(0, num_states=3, num_arcs=60, num_pdfs=40), 5
+    batch = TableBatch.share(compile_table(graph), SIZE) if is_shared else [graph] * SIZE
+    scores = torch.randn(SIZE, frames, 40, generator=torch.Generator().manual_seed(0))
+    whole = forward_backward(batch, scores, memory_budget=math.inf)
+    expected = whole.log_prob, whole.occupancy
+    segments.clear()
+    result = forward_backward(batch, scores, memory_budget=0)
+    for ours, theirs in zip((result.log_prob, result.occupancy), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert set(segments) == {frames}

@@ -26,13 +26,13 @@ from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, ArcsBothW
 from fsachain.backends.cpu.memory import (
     Shape,
     borrow,
+    forward_plan,
     give_back,
     make_plan,
     memory_block,
     shape_of,
     thread_budget,
     trim,
-    whole_plan,
 )
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
@@ -456,10 +456,10 @@ def _in_numbers(graph: _Graph, job: _Job, lanes: npt.NDArray[np.int64]) -> tuple
         padded, factors = np.resize(lanes, width), np.resize(factors, width)
         lengths = np.concatenate([lengths, np.full(width - len(lanes), -1)])
     count = int(lengths.max())
-    plan = make_plan(shape, count, job.budget) if len(job.out) else whole_plan(count)
+    plan = make_plan(shape, count, job.budget) if len(job.out) else forward_plan(count)
     limit = -ZERO_EXPONENT[dtype.itemsize] / 4 if form.is_wide else SMALLEST[dtype]
     found, certain = np.empty((2, width)), np.empty(width, np.bool_)
-    block = memory_block(shape, plan, plan.segment if len(job.out) else 1)
+    block = memory_block(shape, plan)
     buffer = borrow(block.size)
     try:
         memory, inputs = block.at(buffer), (job.scores, padded, lengths, columns)

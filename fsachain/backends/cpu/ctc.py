@@ -28,6 +28,7 @@ from fsachain.backends.cpu.memory import (
     Plan,
     Shape,
     borrow,
+    forward_plan,
     give_back,
     lay_out,
     make_plan,
@@ -35,7 +36,6 @@ from fsachain.backends.cpu.memory import (
     shape_of,
     thread_budget,
     trim,
-    whole_plan,
 )
 from fsachain.backends.cpu.numbers import (
     ZERO_EXPONENT,
@@ -303,12 +303,12 @@ class Stage(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _stage(kind: _Kind, form: Form, itemsize: int, plan: Plan, kept: int) -> Block:
+def _stage(kind: _Kind, form: Form, itemsize: int, plan: Plan) -> Block:
     """A `Stage` for scores of `itemsize` bytes."""
     (group, shape), masks = _pattern(kind, form), leave_out_masks(itemsize)
     rows = CtcRows(masks, np.empty((2, 0, 0)), np.empty((0, 0)), np.empty((2, 0, 0)), masks, masks, *[0] * 6)
     frames = CtcFrames(group.lanes, group.lengths, group.columns, FORMS[itemsize], masks, rows)
-    return lay_out(Stage(group, rooms_of(shape, plan, kept), frames))
+    return lay_out(Stage(group, rooms_of(shape, plan), frames))
 
 
 ALONE = 3  # so many sequences of a thread take less time one after the other than side by side
@@ -391,9 +391,8 @@ def _in_numbers(job: _Job, kind: int, lanes: Integers, log_z: Floats, certain: n
     labels = -(-most // LABELS) * LABELS
     pattern = _Kind(labels, problem.topology, problem.repeats_apart, problem.forgive.kinds), form
     shape = _pattern(*pattern)[1]
-    plan = make_plan(shape, count, job.budget) if len(job.out) else whole_plan(count)
-    kept = plan.segment if len(job.out) else 1
-    block, words = _stage(*pattern, job.scores.flat.itemsize, plan, kept), words_of(job.rows)
+    plan = make_plan(shape, count, job.budget) if len(job.out) else forward_plan(count)
+    block, words = _stage(*pattern, job.scores.flat.itemsize, plan), words_of(job.rows)
     buffer = borrow(block.size)
     try:
         stage = block.at(buffer)

@@ -38,10 +38,12 @@ class Plan(NamedTuple):
     """Frames are worked on in segments of `segment`.
 
     Unless one holds them all, only the alphas before each are kept and the others computed again, about sqrt(T) of each.
+    kept: frames whose numbers are there at a time: those of a segment, or one where no beta will run.
     """
 
     frames: int
     segment: int
+    kept: int
 
     @property
     def starts(self) -> range:
@@ -129,15 +131,21 @@ def make_plan(shape: Shape, frames: int, budget: float) -> Plan:
     """All alphas if they fit `budget` bytes, else the segments that need least memory."""
     frame = shape.row * shape.dtype.itemsize
     if ((frames + 1) * shape.alphas + frames * shape.pdfs) * frame <= budget:
-        return whole_plan(frames)
-    segment = math.ceil(math.sqrt(frames * shape.alphas / (shape.alphas + shape.pdfs)))
-    return Plan(frames, max(segment, 1))
+        whole = _rounded(frames)
+        return Plan(whole, whole, whole)
+    segment = max(math.ceil(math.sqrt(frames * shape.alphas / (shape.alphas + shape.pdfs))), 1)
+    return Plan(frames, segment, segment)
 
 
-def whole_plan(frames: int) -> Plan:
-    """One segment; that of a multiple of 16 frames serves all that are a little shorter."""
-    frames = max(-(-frames // 16), 1) * 16
-    return Plan(frames, frames)
+def forward_plan(frames: int) -> Plan:
+    """One segment, for log Z alone."""
+    whole = _rounded(frames)
+    return Plan(whole, whole, 1)
+
+
+def _rounded(frames: int) -> int:
+    """Memory of a multiple of 16 frames serves all that are a little shorter."""
+    return max(-(-frames // 16), 1) * 16
 
 
 class Record(NamedTuple):
@@ -260,15 +268,15 @@ def lay_out(value: Any) -> Block:
     return Block(numba_type, np.array(words), in_block, size, value, {})
 
 
-def rooms_of(shape: Shape, plan: Plan, kept: int) -> Memory:
-    """The `Memory` of a group whose passes keep `kept` frames at a time: a segment's, or 1 where no beta will run."""
+def rooms_of(shape: Shape, plan: Plan) -> Memory:
+    """The `Memory` of a group."""
     alphas, pdfs, row, width, kind = shape.alphas, shape.pdfs, shape.row, shape.width, shape.dtype
     integers = np.dtype(f"i{kind.itemsize}")
-    segments = 0 if plan.is_whole or kept == 1 else len(plan.starts)
+    segments = 0 if plan.is_whole else len(plan.starts)
     room: Any = Room  # as the array that it will be
     work = Workspace(
-        history=room(kind, kept + 1, alphas, row),
-        probs=room(kind, kept, pdfs, row),
+        history=room(kind, plan.kept + 1, alphas, row),
+        probs=room(kind, plan.kept, pdfs, row),
         beta=room(kind, 2, alphas, row),
         leak=room(kind, 2, width),
         beta_scale=room(integers, 1, width),
@@ -301,9 +309,9 @@ def rooms_of(shape: Shape, plan: Plan, kept: int) -> Memory:
 
 
 @lru_cache(maxsize=1024)
-def memory_block(shape: Shape, plan: Plan, kept: int) -> Block:
+def memory_block(shape: Shape, plan: Plan) -> Block:
     """A block for these rooms and no others."""
-    return lay_out(rooms_of(shape, plan, kept))
+    return lay_out(rooms_of(shape, plan))
 
 
 def trim() -> None:
