@@ -149,7 +149,7 @@ def num_graphs(
     as_written: bool = as_written_option,
     experiment: Experiment = config_option,
     resources: Resources = with_resources("jobs", "scheduler", "bad_data", "commands", beside=True),
-) -> None:
+) -> str:
     """Build the numerator graph of every utterance.
 
     In: DATA, a data set as `fsachain train` takes it. Utterances without words or with unknown words are named and left out.
@@ -160,7 +160,7 @@ def num_graphs(
     forgive = None if as_written else experiment.forgive.forgiveness()
     if forgive is not None:
         click.echo("transcripts may be wrong, by section forgive; --as-written for a development set")
-    click.echo(f"{make_numerators(lang, data, out, normalization, resources, forgive, floor)} -> {out}")
+    return make_numerators(lang, data, out, normalization, resources, forgive, floor)
 
 
 def make_numerators(
@@ -230,7 +230,7 @@ def build_numerators(
     transcripts are.
     """
     how = {"forgive": forgive, "floor": floor}
-    make = partial(_of_either, _how(lang, normalization), {pattern.LOOP: any_phones(lang)}, how)
+    make = partial(_of_words, _how(lang, normalization), {pattern.LOOP: any_phones(lang)}, how)
     transcripts, lines = data.transcripts, patterns or {}
     usable, bad = usable_transcripts({k: v for k, v in transcripts.items() if k not in lines}, lang.lexicon)
     said: dict[str, str | Sequence[str]] = {**usable, **lines}
@@ -310,7 +310,7 @@ def num_patterns(
             known[name] = input_fsa(remove_epsilons(graph, range(len(graph.src)))[0])
         except GraphError as error:
             raise DataError(f"{path}: no acceptor over phones: {error}") from error
-    make = partial(_of_pattern, _how(lang, normalization), known)
+    make = partial(_of_words, _how(lang, normalization), known, {})
     made = resources.collect(make, list(read_table(patterns).items()), "numerators")
     return _write(out, lang, *made, "graphs", resources)
 
@@ -359,21 +359,18 @@ def _how(lang: Lang, normalization: Fsa | None) -> dict[str, Any]:
     return {"lexicon": lang.lexicon, "tree": lang.tree, "normalization": normalization}
 
 
-def _of_either(
+def _of_words(
     how: dict[str, Any],
     parts: Mapping[str, Fsa],
     options: dict[str, Any],
     name: str,
-    words: str | Sequence[str],
+    said: str | Sequence[str],
 ) -> Numerator:
-    if isinstance(words, str):
-        return _of_pattern(how, parts, name, words)
-    return build_numerator(words, name=name, **how, **options)
-
-
-def _of_pattern(how: dict[str, Any], parts: Mapping[str, Fsa], name: str, text: str) -> Numerator:
+    """`said` are words, or the text of a pattern, which `parts` are for; `options` are for words."""
+    if not isinstance(said, str):
+        return build_numerator(said, name=name, **how, **options)
     try:
-        found = pattern.parse_pattern(text, parts)
+        found = pattern.parse_pattern(said, parts)
         if not found:
             raise GraphError("the pattern is empty: a numerator needs at least one word")
     except GraphError as error:
