@@ -23,6 +23,7 @@ from fsachain.data.features import (
     features_fault,
     load_chunk,
     load_features,
+    open_cache,
 )
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, Utterance, UtteranceError
@@ -172,8 +173,7 @@ def load_usable(
     finite. An utterance is usable if all its copies are. Options that fit no utterance, such as a change of speed where
     there is no audio, raise DataError. `progress` is called with (utterances done, in all), those of all copies.
     """
-    if cache_dir is not None:
-        Path(cache_dir).mkdir(parents=True, exist_ok=True)
+    open_cache(cache_dir)
     config = config.fitted(data_dir)
     matrices: list[dict[str, NDArray[np.float32]]] = []  # of each copy
     faults: dict[str, Fault] = {}

@@ -274,13 +274,18 @@ def load_features(
     `cache_dir` must be a folder that all its workers see. `progress` is called with (utterances done, in all). Ids need not
     be unique.
     """
-    if cache_dir is not None:
-        Path(cache_dir).mkdir(parents=True, exist_ok=True)
-        remove_partials(cache_dir, older_than=ABANDONED_SECONDS)
+    open_cache(cache_dir)
     config, copy = config.fitted(utterances), perturbation or Perturbation()
     work = partial(load_chunk, config=config, perturbation=copy, folder=cache_dir)
     parts = by_chunk(work, utterances, num_workers=num_workers, executor=executor, progress=progress)
     return [features for part in parts for features in part]
+
+
+def open_cache(folder: str | Path | None) -> None:
+    """Make the folder, if there is to be one, and take out what killed writers left there."""
+    if folder is not None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        remove_partials(folder, older_than=ABANDONED_SECONDS)
 
 
 def by_chunk(
