@@ -149,6 +149,7 @@ def num_graphs(
     as_written: bool = as_written_option,
     experiment: Experiment = config_option,
     resources: Resources = with_resources("jobs", "scheduler", "bad_data", "commands", beside=True),
+    patterns: Path | None = None,
 ) -> str:
     """Build the numerator graph of every utterance.
 
@@ -159,21 +160,9 @@ def num_graphs(
     """
     forgive = None if as_written else experiment.forgive.forgiveness()
     if forgive is not None:
-        click.echo("transcripts may be wrong, by section forgive; --as-written for a development set")
-    return make_numerators(lang, data, out, normalization, resources, forgive, floor)
-
-
-def make_numerators(
-    lang: Lang,
-    data: DataDir,
-    out: Path,
-    normalization: Fsa | None,
-    resources: Resources,
-    forgive: Forgiveness | None = None,
-    floor: float = FLOOR,
-    patterns: Path | None = None,
-) -> str:
-    """Without `normalization` the numerators are unnormalised; `floor` is as for `build_numerator`, `patterns` for some."""
+        click.echo(
+            "transcripts may be wrong, by section forgive; those of a development set are not (--as-written)"
+        )
     lines = {} if patterns is None else read_table(patterns)
     if lines and lines.keys().isdisjoint(data.transcripts):
         raise DataError(

@@ -42,7 +42,8 @@ from fsachain.cli.alignment import align, compare_times, learn_boundaries
 from fsachain.cli.config import CONFIG, Experiment, config_option
 from fsachain.cli.decoding import WEIGHTS, DecodingGraphs, Recogniser
 from fsachain.cli.graphs import den_graph as make_denominator
-from fsachain.cli.graphs import load_normalization, make_numerators
+from fsachain.cli.graphs import load_normalization
+from fsachain.cli.graphs import num_graphs as make_numerators
 from fsachain.cli.lang import Lang, load_lang, make_grammar
 from fsachain.cli.lang import lang as make_lang
 from fsachain.cli.lang import phone_lm as make_phone_lm
@@ -171,14 +172,11 @@ def _graphs(run: Run) -> None:
     train, phone_lm, seed = run.data("train"), graphs / "phone_lm.fst", config.train.seed
     print(make_phone_lm(train.transcripts, phone_lm, lang, config, seed, run.resources))
     print(make_denominator(phone_lm, graphs, lang))
-    normalization = load_normalization(lang, graphs)
-    for split, data, forgive, patterns in (
-        ("train", train, config.forgive.forgiveness(), run.inputs.get("patterns")),
-        ("dev", run.data("dev"), None, None),
-    ):
-        out = graphs / f"{split}.npz"
-        made = make_numerators(lang, data, out, normalization, run.resources, forgive, patterns=patterns)
-        print(f"{split}: {made}")
+    how: dict[str, Any] = {"lang": lang, "experiment": config, "resources": run.resources}
+    how["normalization"] = load_normalization(lang, graphs)
+    made = make_numerators(train, graphs / "train.npz", patterns=run.inputs.get("patterns"), **how)
+    print(f"train: {made}")
+    print(f"dev: {make_numerators(run.data('dev'), graphs / 'dev.npz', as_written=True, **how)}")
 
 
 def _train(run: Run) -> None:

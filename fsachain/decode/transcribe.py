@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from fsachain.decode.align import FrameTiming, align_utterance
 from fsachain.decode.decoder import Decoder
-from fsachain.decode.lattices import ArcsByLevel
+from fsachain.decode.lattices import ArcsByLevel, Floats
 from fsachain.errors import ConfigError, DataError
-from fsachain.fsa import Floats
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
