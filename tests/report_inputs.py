@@ -7,7 +7,7 @@ import numpy as np
 
 from fsachain import Fsa
 from fsachain.plot import TrellisPair
-from fsachain.report.heard import Seen
+from fsachain.report.collect import Seen
 
 RATE = 8000
 SECONDS = 1.2

@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from fsachain.cli.record import record_run, recorded_stage
 from fsachain.cli.report import tensorboard
 from fsachain.errors import ConfigError, DataError
-from fsachain.report.collect import Layout, collect, read_stages
-from fsachain.report.heard import add_times, choose
+from fsachain.report.collect import Layout, add_times, choose, collect, read_stages
 from fsachain.report.page import NOTHING, all_tables, render, write_report
 from fsachain.train.log import JsonLinesLog, read_log
 from tests import report_inputs

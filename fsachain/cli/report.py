@@ -38,8 +38,7 @@ from fsachain.plot import graph, occupancy, results
 from fsachain.plot.canvas import save_figure
 from fsachain.plot.occupancy import OccupancyPanel
 from fsachain.progress import counter
-from fsachain.report.collect import Layout, read_events, read_table
-from fsachain.report.heard import Seen
+from fsachain.report.collect import Layout, Seen, read_events, read_table
 from fsachain.report.page import write_report
 from fsachain.train.config import flat
 from fsachain.train.log import number

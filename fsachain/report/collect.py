@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +20,23 @@ from numpy.typing import NDArray
 
 from fsachain.data.audio import count_samples, read_audio, recorded_rate
 from fsachain.data.kaldi_dir import DataDir, Utterance, is_command
-from fsachain.decode.wer import ErrorCounts, WerReport, read_text, score
+from fsachain.decode.ctm import CtmEntry, read_ctm
+from fsachain.decode.wer import ErrorCounts, UtteranceScore, WerReport, read_text, score
 from fsachain.errors import DataError, FsachainError, require
 from fsachain.files import binary_lines, parse_json
 from fsachain.fsa import Fsa
 from fsachain.graph.algorithms import GraphFacts, graph_facts
 from fsachain.graph.numerator import load_numerators
-from fsachain.plot.canvas import figure_svg, rendered
+from fsachain.plot import (
+    TrellisPair,
+    figure_svg,
+    plot_alignment,
+    plot_training,
+    plot_trellis,
+    plot_wer,
+    spectrogram,
+)
+from fsachain.plot.canvas import rendered
 from fsachain.train.log import LONGEST_LINE, event_of, number
 
 if TYPE_CHECKING:
@@ -358,8 +369,6 @@ def collect(layout: Layout) -> Findings:
 
 
 def draw(found: Findings) -> None:
-    from fsachain.plot import plot_training, plot_wer
-
     training, report = found.training, found.wer
     if training is not None and training.epochs:
         last = number(list(training.epochs.values())[-1], "train", "objf")
@@ -569,3 +578,103 @@ def _recorded_rate(utterance: Utterance) -> int:
     if utterance.audio is None or is_command(utterance.audio):
         raise DataError(f"utterance {utterance.id!r}: has no file of a recording")
     return recorded_rate(utterance)
+
+
+# The utterances that are shown: words against words, the recording, when each word is said, pictures.
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Occupancies of one utterance by phone; `frame_seconds` is the length of an output frame."""
+
+    occupancies: TrellisPair
+    frame_seconds: float
+
+
+# From utterances to their occupancies, and to the reason where there are none; both by id.
+Look = Callable[[Sequence[Utterance]], tuple[Mapping[str, Seen], Mapping[str, str]]]
+
+
+@dataclass
+class Heard:
+    """One utterance on the page."""
+
+    score: UtteranceScore
+    clip: Clip | None = None
+    words: list[CtmEntry] = field(default_factory=list)
+    phones: list[CtmEntry] = field(default_factory=list)
+    pictures: list[Picture] = field(default_factory=list)
+
+
+def error_rate(counts: ErrorCounts) -> float:
+    """Errors per reference word; with an empty reference 0 without errors, else infinite."""
+    if counts.num_words:
+        return counts.errors / counts.num_words
+    return math.inf if counts.errors else 0.0
+
+
+def worst_first(report: WerReport) -> list[UtteranceScore]:
+    """Sorted by error rate, then by number of errors, then by id."""
+    return sorted(report.utterances, key=lambda one: (-error_rate(one.counts), -one.counts.errors, one.id))
+
+
+def choose(found: Findings, most: int) -> dict[str, list[Heard]]:
+    """At most so many of the worst, with an error each, and of the others the best, the longest first."""
+    if found.wer is None:
+        return {"worst": [], "best": []}
+    worst = [one for one in worst_first(found.wer)[:most] if one.counts.errors]
+    taken = {one.id for one in worst}
+    others = [one for one in found.wer.utterances if one.id not in taken]
+    others.sort(key=lambda one: (error_rate(one.counts), -one.counts.num_words, one.id))
+    return {"worst": [Heard(one) for one in worst], "best": [Heard(one) for one in others[:most]]}
+
+
+def add_times(found: Findings, chosen: Sequence[Heard]) -> None:
+    """Times of words and phones, where the utterances were aligned."""
+    wanted = {one.score.id: one for one in chosen}
+    for tier in ("words", "phones"):
+        path = found.layout.aligned / f"{tier}.ctm"
+        if not found.expect("utterances", path, "`fsachain align` writes it"):
+            continue
+        for entry in found.attempt("utterances", read_ctm, path) or ():
+            if entry.utterance in wanted:
+                getattr(wanted[entry.utterance], tier).append(entry)
+
+
+def add_pictures(
+    found: Findings, chosen: Sequence[Heard], pictured: set[str], look: Look | None, *, allow_commands: bool
+) -> None:
+    """Recordings of all; of those in `pictured` a spectrogram with words and phones, and what `look` says of them."""
+    utterances = {utterance.id: utterance for utterance in found.data or ()}
+    wanted = [utterances[name] for name in sorted(pictured) if name in utterances]
+    seen, reasons = (found.attempt("utterances", look, wanted) if look and wanted else None) or ({}, {})
+    for one in chosen:
+        name, pictures = one.score.id, list[Picture | None]()
+        given = utterances[name], found.sample_rate
+        read = found.attempt("utterances", samples_of, *given, allow_commands=allow_commands)
+        if read is not None:
+            one.clip = found.attempt("utterances", clip, *read)
+        if read is not None and name in pictured:
+            pictures.append(found.attempt("utterances", _draw_alignment, one, *read))
+        if name in seen:
+            pictures.append(found.attempt("utterances", _draw_lattice, name, seen[name]))
+        one.pictures = [picture for picture in pictures if picture is not None]
+    for reason in reasons.values():
+        found.note("utterances", f"Without a lattice: {reason}")
+
+
+def _draw_alignment(one: Heard, samples: NDArray[np.float32], rate: int) -> Picture:
+    tiers = {name: tier for name, tier in (("words", one.words), ("phones", one.phones)) if tier}
+    said = " ".join(entry.label for entry in one.words)
+    alt = f"Spectrogram of {one.score.id}" + (f"; the words below it: {said}" if said else "")
+    caption = "Spectrogram; below it the words and phones of the transcript." if tiers else "Spectrogram."
+    return bitmap(plot_alignment(spectrogram(samples, rate), tiers), alt, caption)
+
+
+def _draw_lattice(name: str, seen: Seen) -> Picture:
+    alt = f"Occupancy of the phones over time for {name}, in the numerator and in the denominator, and their difference"
+    caption = (
+        "Which phone the numerator (the words of the transcript) and the denominator (any words) are in. "
+        "Their difference is the gradient."
+    )
+    return bitmap(plot_trellis(seen.occupancies, frame_seconds=seen.frame_seconds), alt, caption)

@@ -21,14 +21,16 @@ from fsachain.decode.wer import EPSILON, ErrorCounts, error_kind
 from fsachain.errors import require
 from fsachain.files import write_text
 from fsachain.graph.algorithms import GraphFacts
-from fsachain.report.collect import Findings, Layout, collect, draw
-from fsachain.report.heard import (
+from fsachain.report.collect import (
+    Findings,
     Heard,
+    Layout,
     Look,
-    add_lattices,
-    add_recordings,
+    add_pictures,
     add_times,
     choose,
+    collect,
+    draw,
     error_rate,
     worst_first,
 )
@@ -169,9 +171,7 @@ def write_report(
     pictured = {one.score.id for group in heard.values() for one in group[:num_pictured]}
     if every:
         add_times(found, every)
-        add_recordings(found, every, pictured, allow_commands=allow_commands)
-        if look is not None:
-            add_lattices(found, every, pictured, look)
+        add_pictures(found, every, pictured, look, allow_commands=allow_commands)
     page = render(found, heard)
     write_text(out, page)
 
