@@ -115,18 +115,16 @@ class NetworkSpec:
             inherited = name == "forward" and type(network).forward is nn.Module.forward
             if inherited or not hasattr(network, name):
                 raise ConfigError(f"network.kind: {self.kind}: has no {name!r}; expected {expected}")
+        built = cast(Network, network)
         if self.import_path:
-            self._check_lengths(cast(Network, network))
-        return cast(Network, network)
-
-    def _check_lengths(self, network: Network) -> None:
-        frames, step = 3000, network.subsampling
-        found = int(network.output_lengths(torch.tensor([frames])))
-        if not about(found, frames // step):
-            raise ConfigError(
-                f"network.kind: {self.kind}: output_lengths gives {found} for {frames} frames; expected {frames // step}, "
-                f"since subsampling is {step}"
-            )
+            frames, step = 3000, built.subsampling
+            found = int(built.output_lengths(torch.tensor([frames])))
+            if not about(found, frames // step):
+                raise ConfigError(
+                    f"network.kind: {self.kind}: output_lengths gives {found} for {frames} frames; expected "
+                    f"{frames // step}, since subsampling is {step}"
+                )
+        return built
 
     @cached_property
     def sketch(self) -> Network:

@@ -56,11 +56,14 @@ ALIGNMENTS = {"words": "words.ctm", "phones": "phones.ctm"}
 utterance_option = option(str, "Id of the utterance.", "--utterance", required=True)
 
 
-def _beside_exp(context: click.Context, _: click.Parameter, out: Path | None) -> Path:
-    return out or context.params["exp"] / REPORT
+BESIDE_EXP = {
+    "type": OUT,
+    "required": False,
+    "callback": lambda context, _, out: out or context.params["exp"] / REPORT,
+}
 
 
-@command(exp=FOLDER, out={"type": OUT, "required": False, "callback": _beside_exp})
+@command(exp=FOLDER, out=BESIDE_EXP)
 def report(
     exp: Path,
     out: Path,
@@ -281,11 +284,9 @@ def draw_trellis(
         raise DataError(f"utterance {utterance!r}: has no numerator: {error}") from error
     graphs = (_network_output(model, utterances, one), numerator, load_denominator(lang, den))
     leak = model.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
+    pair = occupancy.pdf_trellis(*graphs, leaky_hmm_coefficient=leak, names=occupancy.pdf_names(lang.tree))
     if by == "phone":
-        pair = occupancy.phone_trellis(*graphs, lang.tree, leaky_hmm_coefficient=leak)
-    else:
-        names = occupancy.pdf_names(lang.tree)
-        pair = occupancy.pdf_trellis(*graphs, leaky_hmm_coefficient=leak, names=names)
+        pair = occupancy.by_phone(pair, lang.tree)
     title = f"{utterance}: {' '.join(numerator.words)}"
     seconds = model.timing.frame_seconds
     return _save(occupancy.plot_trellis(pair, frame_seconds=seconds, title=title, max_rows=rows), out)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,9 +88,7 @@ class Resources:
         """
         if not (path.is_dir() or holds_cuts(path)):
             return read_text(path)
-        data, faults = DataDir.check(path, allow_commands=True)
-        self.leave_out(faults, len(data), str(path))
-        return data.transcripts
+        return replace(self, allow_commands=True).read(path).transcripts
 
     def load(
         self, data: DataDir, config: FeatureConfig, copies: Sequence[Perturbation] = (Perturbation(),)

@@ -102,34 +102,22 @@ def timed_words(
 
     The times are those of the best path through the numerator of these words for `nnet_output` [T, P].
     """
-    found = _spelt_out(word_posteriors(lattice), lexicon)
-    if not found:
+    found = word_posteriors(lattice)
+    # A word that is spelt has the place of its first piece, and the least confidence of any of its pieces.
+    names, ids = words_and_pieces(lexicon), np.array([one.word for one in found], dtype=np.int64)
+    first = np.flatnonzero(WordIds.of(lexicon).begins(ids))
+    if not len(first):
         return []
-    words = [word for word, _ in found]
+    words = spelt_out(names[number - 1] for number in ids.tolist())
+    least = np.minimum.reduceat([one.confidence for one in found], first).tolist()
     numerator = build_numerator(words, lexicon, tree, name=name)
     aligned = align_utterance(nnet_output, numerator, lexicon.phones, timing, name=name)
     if aligned is None:  # a path that broke off inside its last word
-        length = timing.frame_seconds
-        spans = [(timing.start_of(posterior.frame), length) for _, posterior in found]
+        spans = [(timing.start_of(found[place].frame), timing.frame_seconds) for place in first.tolist()]
     else:
         spans = [(entry.start, entry.duration) for entry in aligned.words]
-    return [
-        RecognisedWord(word, *span, posterior.confidence)
-        for (word, posterior), span in zip(found, spans, strict=True)
-    ]
-
-
-def _spelt_out(found: Sequence[WordPosterior], lexicon: Lexicon) -> list[tuple[str, WordPosterior]]:
-    """Words with the place of their first piece, and the least confidence of any of their pieces."""
-    names = words_and_pieces(lexicon)
-    ids = np.array([one.word for one in found], dtype=np.int64)
-    first = np.flatnonzero(WordIds.of(lexicon).begins(ids))
-    words = spelt_out(names[number - 1] for number in ids.tolist())
-    least = np.minimum.reduceat([one.confidence for one in found], first).tolist() if len(first) else []
-    return [
-        (word, found[place]._replace(confidence=confidence))
-        for word, place, confidence in zip(words, first.tolist(), least, strict=True)
-    ]
+    rows = zip(words, spans, least, strict=True)
+    return [RecognisedWord(word, *span, confidence) for word, span, confidence in rows]
 
 
 class Transcriber:

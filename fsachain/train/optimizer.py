@@ -147,7 +147,7 @@ class Schedules:
             if not moves:
                 parameter.grad = None  # one from before a resumed training would still move it
             parameter.requires_grad_(moves)
-        self._adjust(training_progress(step, num_steps))
+        self._adjust(self.values)
         for set_proportion in self._dropout:
             set_proportion(self.values["dropout"])
 
@@ -162,13 +162,11 @@ class Schedules:
 
     def apply_final(self) -> None:
         """Give the loss its options of the last step, so that evaluations at any time can be compared."""
-        self._adjust(1.0)
+        self._adjust(self.at(1, 1))
 
-    def _adjust(self, progress: float) -> None:
+    def _adjust(self, values: Mapping[str, float]) -> None:
         if self.loss_options:
-            self._loss.adjust(
-                **{name: value_at(value, progress) for name, value in self.loss_options.items()}
-            )
+            self._loss.adjust(**{name: values[name] for name in self.loss_options})
 
 
 class MaxChange:
