@@ -232,9 +232,15 @@ class Identity:
         Another number of epochs is none where all that is scheduled goes on from where it is.
         """
         before = state.get("identity")
-        if not isinstance(before, Mapping):
+        if not (isinstance(before, Mapping) and isinstance(before.get("train"), Mapping)):
             raise ConfigError("options and utterances that cannot be compared: an earlier version wrote it")
-        told = changes(_without_gone(before), self.facts)
+        # Options that went away count where they asked for something else than what is done now.
+        kept = {
+            name: one
+            for name, one in before["train"].items()
+            if name not in GONE_OPTIONS or one != GONE_OPTIONS[name][0]
+        }
+        told = changes({**before, "train": kept}, self.facts)
         if not told:
             return
         others = [text for text in told if not text.startswith("train.num_epochs ")]
@@ -255,17 +261,6 @@ class Identity:
                 "new training that begins with this model (network.init_from)"
             ]
         raise ConfigError(f"other options or data: {', '.join(told[:_MOST_TOLD])}")
-
-
-def _without_gone(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Without options that went away, where they asked for nothing else than what is done now."""
-    train = facts.get("train")
-    if not isinstance(train, Mapping):
-        return facts
-    kept = {
-        name: one for name, one in train.items() if name not in GONE_OPTIONS or one != GONE_OPTIONS[name][0]
-    }
-    return {**facts, "train": kept}
 
 
 def _set_fact(source: Source) -> str:

@@ -208,54 +208,47 @@ class MaxChange:
         self.limited = 0
         self.limited_components = 0
         self.norm = math.nan
-        self._components: list[tuple[int, nn.Parameter]] = []
-        seen: set[nn.Parameter] = set()
+        self._component: dict[torch.Tensor, int] = {}  # a tensor that two modules share belongs to the first
         for number, module in enumerate(model.modules()):
-            own = [parameter for parameter in module.parameters(recurse=False) if parameter not in seen]
-            seen.update(own)  # a tensor that two modules share belongs to the first
-            self._components += [(number, parameter) for parameter in own]
-        self._copies: dict[nn.Parameter, torch.Tensor] = {}
-        self._moving: list[tuple[int, nn.Parameter]] = []
+            for parameter in module.parameters(recurse=False):
+                self._component.setdefault(parameter, number)
+        self._copies: dict[torch.Tensor, torch.Tensor] = {}
+        self._moving: list[torch.Tensor] = []
 
     def __enter__(self) -> MaxChange:
         """Without a limit the block costs nothing."""
         if min(self.per_component, self.total) < math.inf:
-            self._moving = [entry for entry in self._components if entry[1].grad is not None]
-            for _, parameter in self._moving:
-                if parameter not in self._copies:
-                    self._copies[parameter] = torch.empty_like(parameter, requires_grad=False)
+            self._moving = [parameter for parameter in self._component if parameter.grad is not None]
+            new = [parameter for parameter in self._moving if parameter not in self._copies]
+            self._copies |= {parameter: torch.empty_like(parameter, requires_grad=False) for parameter in new}
             if self._moving:
                 with torch.no_grad():
-                    torch._foreach_copy_(self._before(), [parameter for _, parameter in self._moving])
+                    torch._foreach_copy_([self._copies[one] for one in self._moving], self._moving)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and min(self.per_component, self.total) < math.inf:
-            self._scale()
-
-    def _before(self) -> list[torch.Tensor]:
-        return [self._copies[parameter] for _, parameter in self._moving]
-
     @torch.no_grad()
-    def _scale(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Take back what is too much: parameters += (1 - g f_c) (before - after)."""
+        if kind is not None or min(self.per_component, self.total) == math.inf:
+            return
         self.limited, self.limited_components, self.norm = 0, 0, 0.0
         if not self._moving:
             return
-        back = self._before()
-        torch._foreach_sub_(back, [parameter for _, parameter in self._moving])
+        back = [self._copies[parameter] for parameter in self._moving]
+        torch._foreach_sub_(back, self._moving)
         norms = torch.stack([norm.float() for norm in torch._foreach_norm(back)]).tolist()
-        factors = self._factors(norms)
-        much = [position for position, factor in enumerate(factors) if factor < 1.0]
+        pairs = zip(self._moving, back, self._factors(norms), strict=True)
+        much = [(parameter, excess, factor) for parameter, excess, factor in pairs if factor < 1.0]
         if much:
-            excess = [back[position] for position in much]
-            torch._foreach_mul_(excess, [1.0 - factors[position] for position in much])
-            torch._foreach_add_([self._moving[position][1] for position in much], excess)
+            parameters, excess, factors = map(list, zip(*much, strict=True))
+            torch._foreach_mul_(excess, [1.0 - factor for factor in factors])
+            torch._foreach_add_(parameters, excess)
 
     def _factors(self, norms: list[float]) -> list[float]:
         """g f_c for every moving tensor, from the norms of their changes."""
         squares: dict[int, float] = {}
-        for (number, _), norm in zip(self._moving, norms, strict=True):
+        components = [self._component[parameter] for parameter in self._moving]
+        for number, norm in zip(components, norms, strict=True):
             squares[number] = squares.get(number, 0.0) + norm * norm
         changes = {number: math.sqrt(square) for number, square in squares.items()}
         if not all(map(math.isfinite, changes.values())):
@@ -266,7 +259,7 @@ class MaxChange:
         self.limited_components = sum(factor < 1.0 for factor in scale.values())
         self.limited = int(overall < 1.0)
         self.norm = overall * whole
-        return [overall * scale[number] for number, _ in self._moving]
+        return [overall * scale[number] for number in components]
 
 
 def _down_to(limit: float, norm: float) -> float:
