@@ -37,33 +37,6 @@ _Parse = Callable[[str, str], Found]  # of a key and a value
 _Stretch = tuple[str | None, float, float | None]  # recording, start and end in seconds
 
 
-def table_lines(path: str | Path, faults: Faults) -> Iterator[tuple[int, str, str]]:
-    """(number from 1, key, stripped rest) of each line of a table that is not blank and whose key has no fault.
-
-    Faults are lines that are not UTF-8, have a byte order mark or zero byte, a key of more than `LONGEST_KEY` letters, or
-    one that has come before.
-    """
-    first, faulty = dict[str, int](), faults.by_id
-    for number, line in binary_lines(path):
-        try:
-            fields = line_text(line, "").split(None, 1)
-            if not fields:
-                continue
-            key = fields[0]
-            if len(key) > LONGEST_KEY:
-                raise DataError(f": no key in its first {LONGEST_KEY} letters")
-        except DataError as error:
-            faults.report("table", "", path, number, str(error).removeprefix(": "))
-            continue
-        if key in faulty:
-            continue
-        if first.setdefault(key, number) != number:
-            message = f"key {key!r} occurs twice, first on line {first[key]}"
-            faults.report("duplicate id", key, path, number, message)
-            continue
-        yield number, key, fields[1].rstrip() if len(fields) > 1 else ""
-
-
 def read_table(path: str | Path) -> dict[str, str]:
     """The stripped rest of each line by key, in file order; a key that occurs twice is a DataError."""
     return _parsed(path, Faults(stop=True), lambda _, rest: rest)
@@ -114,15 +87,34 @@ def _table(
 
 
 def _parsed(path: str | Path, faults: Faults, parse: _Parse[Found]) -> dict[str, Found]:
+    """As `_table`, of a table that is there.
+
+    Faults are also lines that are not UTF-8, have a byte order mark or zero byte, a key of more than `LONGEST_KEY` letters,
+    or one that has come before.
+    """
     quick = None if faults.by_id else _parsed_at_once(path, parse)
     if quick is not None:
         return quick
-    found = dict[str, Found]()
-    for number, key, value in table_lines(path, faults):
+    found, first = dict[str, Found](), dict[str, int]()
+    for number, line in binary_lines(path):
+        key = ""
         try:
-            found[key] = parse(key, value)
+            fields = line_text(line, "").split(None, 1)
+            if not fields:
+                continue
+            if len(fields[0]) > LONGEST_KEY:
+                raise DataError(f": no key in its first {LONGEST_KEY} letters")
+            key = fields[0]
+            if key in faults.by_id:
+                continue
+            if first.setdefault(key, number) != number:
+                message = f"key {key!r} occurs twice, first on line {first[key]}"
+                raise UtteranceError("duplicate id", key, message)
+            found[key] = parse(key, fields[1].rstrip() if len(fields) > 1 else "")
         except UtteranceError as error:
             faults.report(error.fault.kind, key, path, number, error.fault.reason)
+        except DataError as error:
+            faults.report("table", key, path, number, str(error).removeprefix(": "))
     return found
 
 
