@@ -25,7 +25,9 @@ import click
 
 from fsachain.cli.alignment import Aligner, coarse_option, refined, sounds_of
 from fsachain.cli.config import Experiment, config_option
-from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of, normalise_set
+from fsachain.cli.decoding import network_outputs
+from fsachain.cli.lang import spell
+from fsachain.cli.model import FINAL_MODEL, AcousticModel, lang_of
 from fsachain.cli.options import FILE, FOLDER, OUT, Read, command, option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.run import Run, perform
@@ -192,8 +194,7 @@ def train_on(
         write_text(dev / table, "".join(f"{line}\n" for line in kept))
     if lexicon is None:
         lexicon = out / "lexicon.txt"
-        spelling = Lexicon.characters((one.words for one in said), silence=None)
-        write_text(lexicon, "".join(" ".join([word, *word]) + "\n" for word in spelling.words))
+        spell(said.transcripts, lexicon, resources)
     inputs = {"train": data, "dev": dev, "test": dev, "lexicon": lexicon}
     for folder, first in ((out / "model", None), (out / "second", out / "model")):
         # What cannot be trained on is listed in the folder of the run, and may still be aligned.
@@ -222,9 +223,7 @@ def align_all(
     rest = (one for one in data if one.id not in found)
     with counter("aligning") as update, path.open("a", encoding="utf-8") as file:
         while batch := list(islice(rest, AT_ONCE)):
-            config = aligner.model.experiment.features
-            usable, (examples,) = resources.load(DataDir(tuple(batch)), config)
-            outputs = aligner.model.outputs(normalise_set(examples, aligner.model.cmvn))
+            usable, outputs = network_outputs(aligner.model, DataDir(tuple(batch)), resources, frame_shift=0)
             for one in usable:
                 found[one.id] = aligner.align_scores(one.id, one.words, [outputs[one.id]], tolerant=tolerant)
                 row = found[one.id].to_dict() | made_of[one.id]

@@ -30,9 +30,9 @@ from fsachain.data.dataset import load_examples
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.decode.ctm import read_ctm
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, DataError, GraphError, counted, require
+from fsachain.errors import ConfigError, DataError, counted, require
 from fsachain.files import read_npz
-from fsachain.graph.numerator import build_numerator, load_numerators
+from fsachain.graph.numerator import load_numerators
 from fsachain.loss.rnnt import rnnt_lattice
 from fsachain.plot import graph, occupancy, results
 from fsachain.plot.canvas import save_figure
@@ -275,13 +275,10 @@ def draw_trellis(
     Example: fsachain plot trellis model/model.safetensors test trellis.png --lang lang --den graphs --utterance u1
     """
     utterances, one = _with_utterance(data, utterance, allow_commands)
-    normalization = load_normalization(lang, den)
-    try:
-        numerator = build_numerator(
-            one.words, lang.lexicon, lang.tree, normalization=normalization, name=utterance
-        )
-    except GraphError as error:
-        raise DataError(f"utterance {utterance!r}: has no numerator: {error}") from error
+    numerators, faults = build_numerators(lang, DataDir((one,)), load_normalization(lang, den))
+    if faults:
+        raise DataError(f"utterance {utterance!r}: has no numerator: {faults[0].without_id}")
+    numerator = numerators[utterance]
     graphs = (_network_output(model, utterances, one), numerator, load_denominator(lang, den))
     leak = model.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
     pair = occupancy.pdf_trellis(*graphs, leaky_hmm_coefficient=leak, names=occupancy.pdf_names(lang.tree))
