@@ -182,11 +182,10 @@ def train(folder):
 
 def fill_cache(folder):
     """Features of two chunks of recordings, which the driver has written."""
-    from fsachain.data.features import FeatureConfig, load_features
-    from fsachain.data.kaldi_dir import Utterance
+    from fsachain.data import DataDir, FeatureConfig, Utterance, load_examples
 
     utterances = [Utterance(f"u{n}", "a", (), str(folder / f"{n % 3}.wav")) for n in range(70)]
-    load_features(utterances, FeatureConfig(num_mel_bins=4), cache_dir=folder / "cache")
+    load_examples(DataDir(utterances), FeatureConfig(num_mel_bins=4), cache_dir=folder / "cache")
 
 
 WORK = {"train": train, "cache": fill_cache}

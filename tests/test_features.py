@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from fsachain.data.audio import Perturbation, change_speed
 from fsachain.data.augment import AugmentConfig, augment, augment_all, shift_frames, warp_frequencies
 from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.data.dataset import Example
-from fsachain.data.features import FeatureConfig, compute_features, load_features
-from fsachain.data.kaldi_dir import Utterance
+from fsachain.data.dataset import Example, load_examples
+from fsachain.data.features import FeatureConfig, compute_features
+from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.errors import ConfigError, DataError, ShapeError
 
 
@@ -204,6 +204,10 @@ def utterances(tmp_path, monkeypatch):
         soundfile.write(path, noise(0.2 + 0.05 * i, 8000, seed=i), 8000)
         made.append(Utterance(f"u{i}", "s", ("one",), str(path)))
     return made
+
+
+def load_features(utterances, config, **how):
+    return [example.features for example in load_examples(DataDir(utterances), config, **how)]
 
 
 def assert_equal(left, right):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from fsachain.data.features import (
     by_chunk,
     features_fault,
     load_chunk,
-    load_features,
     open_cache,
 )
 from fsachain.data.kaldi_dir import DataDir
@@ -136,20 +136,16 @@ def load_examples(
     """Features of a whole data directory, in memory: one example per utterance, in order.
 
     With `cmvn` they are normalised. With `perturbation`, ids and speakers of a copy at another speed get its prefix. The
-    features are kept in the folder `cache_dir`, and computed by `num_workers` threads or the `executor`, which `progress` is
-    told of; see `fsachain.data.features.load_features`.
+    features are kept in the folder `cache_dir`, and taken from there where it has them. `num_workers` threads compute them,
+    or the `executor` (processes, Dask), all of whose workers must see that folder; `progress` is called with (utterances
+    done, in all).
     """
-    features = load_features(
-        data_dir.utterances,
-        feature_config,
-        perturbation=perturbation,
-        cache_dir=cache_dir,
-        num_workers=num_workers,
-        executor=executor,
-        progress=progress,
-    )
-    pairs = zip(data_dir.utterances, features, strict=True)
-    examples = [example_of(utterance, matrix, perturbation or Perturbation()) for utterance, matrix in pairs]
+    config, copy = feature_config.fitted(data_dir), perturbation or Perturbation()
+    open_cache(cache_dir)
+    work = partial(load_chunk, config=config, perturbation=copy, folder=cache_dir)
+    how: dict[str, Any] = {"num_workers": num_workers, "executor": executor, "progress": progress}
+    matrices = chain.from_iterable(by_chunk(work, data_dir.utterances, **how))
+    examples = [example_of(one, matrix, copy) for one, matrix in zip(data_dir, matrices, strict=True)]
     return examples if cmvn is None else normalise(examples, cmvn)
 
 

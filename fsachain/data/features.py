@@ -258,29 +258,6 @@ def _stored_matrix(utterance: Utterance) -> NDArray[np.float32]:
 # of threads, processes and machines may fill one cache. A damaged file, which its CRC-32 tells, is computed anew.
 
 
-def load_features(
-    utterances: Sequence[Utterance],
-    config: FeatureConfig,
-    *,
-    perturbation: Perturbation | None = None,
-    cache_dir: str | Path | None = None,
-    num_workers: int = 1,
-    executor: Executor | None = None,
-    progress: Progress | None = None,
-) -> list[NDArray[np.float32]]:
-    """Features of many utterances, float32 [T, F] each, in order; from the cache where it has them.
-
-    `num_workers` threads compute them, mostly with the interpreter lock released. With an `executor` (processes, Dask),
-    `cache_dir` must be a folder that all its workers see. `progress` is called with (utterances done, in all). Ids need not
-    be unique.
-    """
-    open_cache(cache_dir)
-    config, copy = config.fitted(utterances), perturbation or Perturbation()
-    work = partial(load_chunk, config=config, perturbation=copy, folder=cache_dir)
-    parts = by_chunk(work, utterances, num_workers=num_workers, executor=executor, progress=progress)
-    return [features for part in parts for features in part]
-
-
 def open_cache(folder: str | Path | None) -> None:
     """Make the folder, if there is to be one, and take out what killed writers left there."""
     if folder is not None:
@@ -296,7 +273,10 @@ def by_chunk(
     executor: Executor | None,
     progress: Progress | None = None,
 ) -> Iterator[Found]:
-    """The results of `work` on chunks of the utterances, in order, by threads or the executor."""
+    """The results of `work` on chunks of the utterances, in order, by threads or the executor.
+
+    Threads compute features mostly with the interpreter lock released.
+    """
     if num_workers < 1:
         raise ConfigError(f"num_workers is {num_workers}; expected at least 1")
     chunks = [tuple(utterances[i : i + CHUNK]) for i in range(0, len(utterances), CHUNK)]

@@ -11,7 +11,8 @@ import soundfile
 
 from fsachain.data.audio import read_audio
 from fsachain.data.cuts import MAX_SECONDS
-from fsachain.data.features import FeatureConfig, load_features, utterance_features
+from fsachain.data.dataset import load_examples
+from fsachain.data.features import FeatureConfig, utterance_features
 from fsachain.data.kaldi_dir import DataDir, Utterance
 from fsachain.data.utterance import UtteranceError
 from fsachain.errors import DataError
@@ -123,9 +124,9 @@ def test_a_command_that_fails_is_a_fault_of_its_utterance(tmp_path):
 def test_a_cache_that_somebody_else_filled_is_checked(tmp_path):
     """A wrong file in the cache is computed anew; a pickle in it is never loaded."""
     soundfile.write(tmp_path / "a.wav", np.sin(np.arange(4000.0)), RATE)
-    one = [utterance(tmp_path / "a.wav")]
-    (expected,) = load_features(one, FeatureConfig(), cache_dir=tmp_path / "cache")
-    (entry,) = (tmp_path / "cache").glob("*.npz")
+    data, folder = DataDir([utterance(tmp_path / "a.wav")]), tmp_path / "cache"
+    expected = load_examples(data, FeatureConfig(), cache_dir=folder)[0].features
+    (entry,) = folder.glob("*.npz")
     frames, lengths = expected, np.array([len(expected)])
     for hostile in (
         {"frames": np.array([print], dtype=object), "lengths": lengths},
@@ -137,7 +138,7 @@ def test_a_cache_that_somebody_else_filled_is_checked(tmp_path):
         {},
     ):
         np.savez(entry, **hostile)
-        (found,) = load_features(one, FeatureConfig(), cache_dir=tmp_path / "cache")
+        found = load_examples(data, FeatureConfig(), cache_dir=folder)[0].features
         np.testing.assert_array_equal(found, expected)
 
 
