@@ -329,10 +329,8 @@ class Recogniser:
                 "are over pronunciations of the lexicon"
             )
         old = graphs.scores(graphs.grammar)
-        ngram, share = (
-            old if second is None else graphs.scores(grammar_from_arpa(second, lexicon)),
-            config.network_share,
-        )
+        ngram = old if second is None else graphs.scores(grammar_from_arpa(second, lexicon))
+        share = config.network_share
         new = ngram if network is None else NetworkScores(network, ngram, lexicon.words, share)
         if kept is not None:
             weights = _kept_weights(kept)

@@ -30,7 +30,7 @@ from fsachain.cli.resources import (
 )
 from fsachain.cli.training_data import ChunkedSet, Loader, TrainingSet, read_training_set
 from fsachain.data.dataset import Example
-from fsachain.data.kaldi_dir import DataDir, Utterance
+from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, fault_table, write_faults
 from fsachain.errors import ConfigError, DataError, FsachainError, GraphError, LeftOutError, counted
 from fsachain.files import parse_json, write_text
@@ -41,6 +41,7 @@ from fsachain.train.checkpoint import list_checkpoints
 from fsachain.train.config import changes
 from fsachain.train.log import JsonLinesLog
 from fsachain.train.reporting import Progress, ShownProgress
+from fsachain.train.source import OutputLengths, fault_of
 from fsachain.train.stopping import stoppable
 from fsachain.train.trainer import Trainer, TrainResult
 from fsachain.train.world import World
@@ -324,21 +325,15 @@ def validate_data(
     faults += broken
     if lang is None:
         return len(usable), faults
-    subsampling = experiment.network_spec(lang.tree.num_pdfs).sketch.subsampling
-    pairs = list(zip(usable.utterances, examples, strict=True))
-    found = (_too_short(one, example, lang, subsampling) for one, example in track(pairs, "transcripts"))
+    output_lengths = experiment.network_spec(lang.tree.num_pdfs).sketch.output_lengths
+    found = (_fault_of(example, lang, output_lengths) for example in track(examples, "transcripts"))
     too_short = [fault for fault in found if fault is not None]
     return len(usable) - len(too_short), faults + too_short
 
 
-def _too_short(utterance: Utterance, example: Example, lang: Lang, subsampling: int) -> Fault | None:
+def _fault_of(example: Example, lang: Lang, output_lengths: OutputLengths) -> Fault | None:
     try:
-        graph = build_numerator(utterance.words, lang.lexicon, lang.tree, name=utterance.id)
+        graph = build_numerator(example.words, lang.lexicon, lang.tree, name=example.id)
     except GraphError as error:
-        return Fault(utterance.id, str(error), "no pronunciation")
-    need, have = graph.fsa.min_frames(), -(-example.num_frames // subsampling)
-    if need is not None and have >= need:
-        return None
-    words = counted(len(utterance.words), "word")
-    reason = f"{counted(have, 'output frame')} ({example.num_frames} of features), its {words} take {need}"
-    return utterance.unusable("too short", f": {reason}").fault
+        return Fault(example.id, str(error), "no pronunciation")
+    return fault_of(example, graph.required_frames, output_lengths)

@@ -30,7 +30,7 @@ from fsachain.data.features import FeatureConfig, not_finite
 from fsachain.data.order import EpochOrder
 from fsachain.data.utterance import Fault, Utterance
 from fsachain.data.workers import Workers
-from fsachain.errors import DataError, GraphError
+from fsachain.errors import DataError, GraphError, counted
 from fsachain.fsa import arcs_from
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import Numerator
@@ -66,9 +66,11 @@ def fault_of(example: Example, need: float, output_lengths: OutputLengths) -> Fa
         return None
     if np.isinf(need):
         return Fault(example.id, "its numerator has no path", "no path")
-    return Fault(
-        example.id, f"needs {need:.0f} output frames, has {have}", "too short" if have else "no frames"
-    )
+    reason = f"needs {need:.0f} output frames, has {have}"
+    if example.window is None:
+        words, frames = counted(len(example.words), "word"), counted(example.num_frames, "frame")
+        reason += f": {words} in {frames} of features"
+    return Fault(example.id, reason, "too short" if have else "no frames")
 
 
 class ForgivingNumerators:
