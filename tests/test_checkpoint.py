@@ -5,6 +5,7 @@ import stat
 
 import pytest
 import torch
+from refusals import refuses
 from toy_training import corpus, new_trainer
 
 from fsachain.data.dataset import Batch
@@ -71,10 +72,8 @@ def test_model_optimizer_and_random_state_come_back_bit_for_bit(kind, options, t
 def test_tensors_of_another_kind_are_no_checkpoint(tmp_path):
     save_tensors(tmp_path / "final.safetensors", {"weight": torch.ones(2)}, {"note": 1})
     assert load_tensors(tmp_path / "final.safetensors")[1] == {"note": 1}
-    with pytest.raises(DataError, match=r"final\.safetensors"):
-        Checkpoint.load(tmp_path / "final.safetensors")
-    with pytest.raises(DataError, match="absent"):
-        load_tensors(tmp_path / "absent.safetensors")
+    refuses(DataError, r"final\.safetensors", Checkpoint.load, tmp_path / "final.safetensors")
+    refuses(DataError, "absent", load_tensors, tmp_path / "absent.safetensors")
 
 
 def test_views_and_shared_tensors_are_stored_whole(tmp_path):
@@ -101,8 +100,7 @@ def test_pruning_keeps_the_last_epochs_and_the_newest_position(tmp_path):
 def test_models_of_different_shape_are_not_averaged():
     with pytest.raises(DataError, match="'weight'"):
         best_average([{"weight": torch.ones(2)}, {"weight": torch.ones(3)}], lambda _: 0.0)
-    with pytest.raises(DataError, match="nothing"):
-        best_average([], lambda _: 0.0)
+    refuses(DataError, "nothing", best_average, [], lambda _: 0.0)
 
 
 class Normalised(torch.nn.Sequential):
@@ -140,8 +138,7 @@ def test_a_header_that_would_fill_the_memory_is_refused(tmp_path):
     save_tensors(tmp_path / "a.safetensors", {"weight": torch.ones(3)}, {"epochs": epochs})
     assert load_tensors(tmp_path / "a.safetensors")[1] == {"epochs": epochs}
     save_tensors(tmp_path / "b.safetensors", {}, {"text": "a" * MAX_HEADER_BYTES})
-    with pytest.raises(DataError, match=r"a header of \d+ bytes; expected at most"):
-        load_tensors(tmp_path / "b.safetensors")
+    refuses(DataError, r"a header of \d+ bytes; expected at most", load_tensors, tmp_path / "b.safetensors")
 
 
 def test_a_checkpoint_with_padding_as_older_versions_wrote_it_is_read(tmp_path):
@@ -204,8 +201,7 @@ def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless_and_every_cut_re
                 assert (read.step, read.state) == (3, {"a": 1})
     for length in (0, 5, len(content) // 2, len(content) - 1):
         path.write_bytes(content[:length])
-        with pytest.raises(DataError, match=path.name):
-            Checkpoint.load(path)
+        refuses(DataError, path.name, Checkpoint.load, path)
 
 
 def test_two_trainings_in_one_folder_are_refused(tmp_path):
@@ -251,5 +247,4 @@ def test_half_a_line_of_the_log_and_hostile_ones_are_cut_and_the_rest_stays(tmp_
 def test_a_full_disk_under_the_log_is_an_error_with_its_name(tmp_path):
     log = JsonLinesLog(tmp_path / "train.jsonl")
     log.path.symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"No space left on device: '.*train\.jsonl'"):
-        log.write("epoch", epoch=1)
+    refuses(OSError, r"No space left on device: '.*train\.jsonl'", log.write, "epoch", epoch=1)

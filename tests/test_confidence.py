@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 from tolerances import ENUMERATION, LATTICE_POSTERIOR
 
 from fsachain.decode.decoder import Decoder, DecoderConfig
@@ -49,8 +50,7 @@ def test_a_lattice_without_words_has_none_and_a_broken_one_is_refused():
     assert word_posteriors(lattice([(0, 1, 1, 0, 1.0)], 2)) == []
     with pytest.raises(DataError, match="state 0 lies on or before a cycle"):
         word_posteriors(lattice([(0, 1, 1, 0, 1.0), (1, 0, 1, 0, 1.0)], 2))
-    with pytest.raises(DataError, match="total -inf"):
-        word_posteriors(lattice([(0, 1, 1, 0, 1.0)], 3))
+    refuses(DataError, "total -inf", word_posteriors, lattice([(0, 1, 1, 0, 1.0)], 3))
 
 
 @given(seed=st.integers(0, 10_000))
@@ -121,8 +121,7 @@ def test_a_long_recording_is_cut_where_silence_is_likeliest():
     assert len(pieces) == 1
     assert 70 <= len(pieces[0].scores) <= 85
     assert len(next(PauseCutter([], 90).accept(scores)).scores) == 90
-    with pytest.raises(ConfigError, match="max_frames is 1"):
-        PauseCutter([2], 1)
+    refuses(ConfigError, "max_frames is 1", PauseCutter, [2], 1)
 
 
 PENALTIES = st.one_of(st.just(math.inf), st.floats(0.0, 4.0))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import pywrapfst
 import tolerances
+from refusals import refuses
 
 from fsachain.decode.decoder import Decoder, DecoderConfig, decode, lattices, search_all
 from fsachain.decode.transcribe import word_posteriors
@@ -142,16 +143,11 @@ def test_what_cannot_be_searched_is_refused_by_name(tmp_path):
         decode({"utt7": np.zeros((5, 6))}, graph, WORDS, num_workers=1)
     wrong = scores.copy()
     wrong[1, 1] = np.nan
-    with pytest.raises(DataError, match=r"'utt7'.*NaN"):
-        decode({"utt7": wrong, "utt8": scores}, graph, WORDS, num_workers=2)
-    with pytest.raises(GraphError, match=r"word id 3.*only 2"):
-        Decoder(graph, WORDS[:2])
+    refuses(DataError, r"'utt7'.*NaN", decode, {"utt7": wrong, "utt8": scores}, graph, WORDS, num_workers=2)
+    refuses(GraphError, r"word id 3.*only 2", Decoder, graph, WORDS[:2])
     (tmp_path / "bad.fst").write_bytes(b"no graph")
     for name in ("bad", "absent"):
-        with pytest.raises(GraphError, match=rf"{name}\.fst"):
-            Decoder(tmp_path / f"{name}.fst", WORDS)
+        refuses(GraphError, rf"{name}\.fst", Decoder, tmp_path / f"{name}.fst", WORDS)
     for options in ({"max_active": 1}, {"beam": 0.0}, {"beam": float("nan")}):
-        with pytest.raises(ConfigError, match=next(iter(options))):
-            DecoderConfig(**options)
-    with pytest.raises(GraphError, match="expected a DecodingGraph"):
-        lattices({"utt7": scores}, graph, WORDS, num_workers=1)
+        refuses(ConfigError, next(iter(options)), DecoderConfig, **options)
+    refuses(GraphError, "expected a DecodingGraph", lattices, {"utt7": scores}, graph, WORDS, num_workers=1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from random_graphs import connected_graph, left_to_right_graph
+from refusals import refuses
 
 from fsachain import (
     BackendUnavailable,
@@ -33,21 +34,9 @@ INF, NAN = math.inf, math.nan
 without_gpu = pytest.mark.skipif(available_backends()["cuda"] == "available", reason="there is a GPU")
 
 
-def refused(error, match):
-    """The error, its message on one line."""
-    return pytest.raises(error, match=rf"\A.*(?:{match}).*\Z")
-
-
 def arcs_of(**changed):
-    values = {
-        "num_states": 2,
-        "src": [0, 1],
-        "dst": [1, 1],
-        "pdf": [0, 1],
-        "log_prob": [0.0, 0.0],
-        "final_log_prob": [-INF, 0.0],
-    }
-    return values | changed
+    values = {"num_states": 2, "src": [0, 1], "dst": [1, 1], "pdf": [0, 1], "log_prob": [0.0, 0.0]}
+    return values | {"final_log_prob": [-INF, 0.0]} | changed
 
 
 @pytest.mark.parametrize(
@@ -72,8 +61,7 @@ def arcs_of(**changed):
     ],
 )  # fmt: skip
 def test_malformed_acceptors_are_refused(changed, match):
-    with refused(GraphError, match):
-        Fsa(**arcs_of(**changed))
+    refuses(GraphError, match, Fsa, **arcs_of(**changed))
 
 
 @pytest.mark.parametrize(
@@ -95,70 +83,27 @@ def test_malformed_acceptors_are_refused(changed, match):
     ],
 )
 def test_malformed_text_is_refused_with_its_line(text, match, tmp_path):
-    with refused(GraphError, match):
-        Fsa.from_text(text)
+    refuses(GraphError, match, Fsa.from_text, text)
     path = tmp_path / "bad.fst.txt"
     path.write_text(text)
-    with refused(GraphError, r"bad\.fst\.txt"):
-        Fsa.from_text(path)
-    with refused(GraphError, r"absent.txt: cannot be read \(No such file or directory\)"):
-        Fsa.from_text(tmp_path / "absent.txt")
+    refuses(GraphError, r"bad\.fst\.txt", Fsa.from_text, path)
+    absent = r"absent.txt: cannot be read \(No such file or directory\)"
+    refuses(GraphError, absent, Fsa.from_text, tmp_path / "absent.txt")
 
 
-def test_a_pdf_out_of_range_names_utterance_arc_and_state():
-    fsa = Fsa(**arcs_of(pdf=[0, 7]))
-    with refused(GraphError, r"utt1: pdf 7 on arc 1 out of state 1; expected pdfs in \[0, 7\)"):
-        compile_table(fsa, 7, name="utt1")
-    with refused(GraphError, r"denominator: pdf 7 on arc 1"):
-        DenominatorGraph(fsa, 5)
-    with refused(GraphError, "num_pdfs = -1"):
-        compile_table(Fsa(1, [], [], [], [], [0.0]), -1)
+def test_what_is_no_saved_table_is_refused_by_file(tmp_path):
+    np.savez(tmp_path / "other.npz", x=np.zeros(3))
+    np.savez(tmp_path / "format.npz", format=np.array("something else"))
+    (tmp_path / "empty.npz").write_bytes(b"")
+    (tmp_path / "text.npz").write_bytes(b"nonsense")
+    for name in ("other", "format", "empty", "text", "absent"):
+        path = tmp_path / f"{name}.npz"
+        refuses(DataError, f"{name}.npz: not a saved TransitionTable", TransitionTable.load, path)
 
 
-def test_new_arc_weights_are_checked():
-    table = compile_table(Fsa(**arcs_of()))
-    with refused(ShapeError, r"shape \[3\]; expected \[2\]"):
-        table.with_arc_log_probs(np.zeros(3))
-    with refused(GraphError, "arc log-probability 1 = nan; expected a finite number or -inf"):
-        table.with_arc_log_probs(np.array([0.0, NAN]))
-
-
-@pytest.mark.parametrize("content", [b"", b"nonsense", "npz", "other npz"])
-def test_what_is_no_saved_table_is_refused_by_file(content, tmp_path):
-    path = tmp_path / "table.npz"
-    if content == "npz":
-        np.savez(path, x=np.zeros(3))
-    elif content == "other npz":
-        np.savez(path, format=np.array("something else"))
-    else:
-        path.write_bytes(content)
-    with refused(DataError, "table.npz: not a saved TransitionTable"):
-        TransitionTable.load(path)
-    with refused(DataError, "absent.npz: not a saved TransitionTable"):
-        TransitionTable.load(tmp_path / "absent.npz")
-
-
-def table():
-    return compile_table(connected_graph(0), 9)
-
-
-def test_malformed_batches_are_refused():
-    with refused(ShapeError, "tables is empty"):
-        TableBatch.pack([])
-    with refused(ShapeError, r"tables\[1\] is a str; expected an Fsa, a Numerator or a TransitionTable"):
-        TableBatch.pack([table(), "den.fst"])
-    with refused(ShapeError, "names has 1 entries; expected 2"):
-        TableBatch.pack([table(), table()], ["only one"])
-    with refused(ShapeError, "batch_size = 0; expected at least 1"):
-        TableBatch.share(table(), 0)
-    with refused(ShapeError, "table is a list; expected an Fsa, a Numerator or a TransitionTable"):
-        TableBatch.share([table()], 2)
-    with refused(BackendUnavailable, "device 'mps': .*expected 'cpu' or 'cuda'"):
-        TableBatch.share(table(), 2).to("mps")
-    with refused(BackendUnavailable, "backend 'cuda' on device 99: "):
-        TableBatch.share(table(), 2).to("cuda:99")
-
-
+TABLE, DENOMINATOR = compile_table(connected_graph(0), 9), DenominatorGraph(connected_graph(0), 9)
+BATCH = TableBatch.pack([TABLE, TABLE], ["first", "second"])
+A_GRAPH = "expected an Fsa, a Numerator or a TransitionTable"
 SCORES = np.zeros((2, 5, 9), np.float32)
 
 
@@ -186,13 +131,10 @@ SCORES = np.zeros((2, 5, 9), np.float32)
     ],
 )  # fmt: skip
 def test_malformed_arguments_of_the_recursions_are_refused(scores, options, error, match):
-    batch = TableBatch.pack([table(), table()], ["first", "second"])
     for function in (forward_backward, best_path):
-        with refused(error, match):
-            function(batch, scores, **options)
+        refuses(error, match, function, BATCH, scores, **options)
     if isinstance(scores, torch.Tensor) and not options:
-        with refused(error, match):
-            total_log_prob(batch, scores)
+        refuses(error, match, total_log_prob, BATCH, scores)
 
 
 @pytest.mark.parametrize("argument", ["batch", "numerators"])
@@ -200,61 +142,66 @@ def test_what_is_no_list_of_graphs_is_refused_by_the_arguments_name(argument):
     def call(graphs):
         return forward_backward(graphs, SCORES) if argument == "batch" else loss_call(numerators=graphs)
 
-    with refused(ShapeError, f"{argument} is one Fsa; expected a TableBatch or a list .*TableBatch.share"):
-        call(connected_graph(0))
-    with refused(ShapeError, f"{argument} is empty; expected at least one graph"):
-        call([])
-    with refused(ShapeError, rf"{argument}\[1\] is a int; expected an Fsa, a Numerator or a TransitionTable"):
-        call([connected_graph(0), 2])
+    for graphs, told in (
+        (connected_graph(0), " is one Fsa; expected a TableBatch or a list .*TableBatch.share"),
+        ([], " is empty; expected at least one graph"),
+        ([connected_graph(0), 2], rf"\[1\] is a int; {A_GRAPH}"),
+    ):
+        refuses(ShapeError, argument + told, call, graphs)
+
+
+TENSOR, PDF_7, ACYCLIC = (
+    torch.from_numpy(SCORES),
+    Fsa(**arcs_of(pdf=[0, 7])),
+    Fsa(2, [0], [1], [0], [0.0], [-INF, 0.0]),
+)
+NO_LEAK = "0.1, but the table of first has no leaky_log_prob; expected tables of a DenominatorGraph"
+
+
+def weighted(arc_log_probs):
+    return total_log_prob(BATCH, TENSOR, arc_log_probs=arc_log_probs)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: compile_table(PDF_7, 7, name="utt1"), GraphError, "utt1: pdf 7 on arc 1 out of state 1; expected pdfs in"),
+        (lambda: DenominatorGraph(PDF_7, 5), GraphError, "denominator: pdf 7 on arc 1"),
+        (lambda: compile_table(Fsa(1, [], [], [], [], [0.0]), -1), GraphError, "num_pdfs = -1"),
+        (lambda: TABLE.with_arc_log_probs(np.zeros(3)), ShapeError, r"shape \[3\]; expected \[40\]"),
+        (lambda: TABLE.with_arc_log_probs(np.full(40, NAN)), GraphError, "arc log-probability 0 = nan; expected a finite"),
+        (lambda: TableBatch.pack([]), ShapeError, "tables is empty"),
+        (lambda: TableBatch.pack([TABLE, "den.fst"]), ShapeError, rf"tables\[1\] is a str; {A_GRAPH}"),
+        (lambda: TableBatch.pack([TABLE, TABLE], ["only one"]), ShapeError, "names has 1 entries; expected 2"),
+        (lambda: TableBatch.share(TABLE, 0), ShapeError, "batch_size = 0; expected at least 1"),
+        (lambda: TableBatch.share([TABLE], 2), ShapeError, f"table is a list; {A_GRAPH}"),
+        (lambda: BATCH.to("mps"), BackendUnavailable, "device 'mps': .*expected 'cpu' or 'cuda'"),
+        (lambda: BATCH.to("cuda:99"), BackendUnavailable, "backend 'cuda' on device 99: "),
+        (lambda: forward_backward(BATCH, SCORES, leaky_hmm_coefficient=0.1), ConfigError, NO_LEAK),
+        (lambda: total_log_prob(BATCH, TENSOR, leaky_hmm_coefficient=0.1), ConfigError, NO_LEAK),
+        (lambda: total_log_prob(BATCH, SCORES), ShapeError, "scores is a ndarray; expected a torch tensor"),
+        (lambda: weighted(torch.zeros(3)), ShapeError, r"arc_log_probs has shape \[3\]; expected \[80\]"),
+        (lambda: weighted(torch.full((80,), INF)), GraphError, "arc log-probability 0 = inf"),
+        (lambda: DenominatorGraph(PDF_7, 9, initial="anywhere"), ConfigError, "initial = 'anywhere'; expected 'stationary'"),
+        (lambda: DenominatorGraph(PDF_7, 9, final="all"), ConfigError, "final = 'all'; expected 'one' or 'fsa'"),
+        (lambda: DenominatorGraph(ACYCLIC, 9), GraphError, "all probability leaves the graph after 1 arc.*a cycle"),
+        (lambda: DenominatorGraph(ACYCLIC, 9, initial="start").initial_probs, GraphError, "all probability leaves"),
+        (lambda: DENOMINATOR.normalization_fsa(merge="mean"), GraphError, "merge = 'mean'"),
+    ],
+)  # fmt: skip
+def test_malformed_graphs_and_batches_are_refused(call, error, match):
+    refuses(error, match, call)
 
 
 @pytest.mark.parametrize("coefficient", [-0.1, 1.5, NAN])
 def test_a_leak_out_of_range_is_refused(coefficient):
-    denominator = DenominatorGraph(connected_graph(0), 9)
-    match = f"leaky_hmm_coefficient = {coefficient}; expected"
-    with refused(ConfigError, match):
-        forward_backward(denominator.batch(2), SCORES, leaky_hmm_coefficient=coefficient)
-    with refused(ConfigError, match):
-        LFMMILoss(denominator, leaky_hmm_coefficient=coefficient)
-
-
-def test_a_leak_needs_tables_that_say_where_it_lands():
-    batch = TableBatch.pack([table(), table()], ["first", "second"])
-    for function, scores in ((forward_backward, SCORES), (total_log_prob, torch.from_numpy(SCORES))):
-        with refused(
-            ConfigError,
-            "0.1, but the table of first has no leaky_log_prob; expected tables of a DenominatorGraph",
-        ):
-            function(batch, scores, leaky_hmm_coefficient=0.1)
-
-
-def test_total_log_prob_refuses_numpy_and_wrong_arc_weights():
-    batch = TableBatch.share(table(), 2)
-    with refused(ShapeError, "scores is a ndarray; expected a torch tensor"):
-        total_log_prob(batch, SCORES)
-    with refused(ShapeError, r"arc_log_probs has shape \[3\]; expected \[40\]"):
-        total_log_prob(batch, torch.from_numpy(SCORES), arc_log_probs=torch.zeros(3))
-    with refused(GraphError, "arc log-probability 0 = inf"):
-        total_log_prob(batch, torch.from_numpy(SCORES), arc_log_probs=torch.full((40,), INF))
-
-
-def test_denominators_refuse_unknown_ends_and_graphs_without_a_cycle():
-    with refused(ConfigError, "initial = 'anywhere'; expected 'stationary' or 'start'"):
-        DenominatorGraph(connected_graph(0), 9, initial="anywhere")
-    with refused(ConfigError, "final = 'all'; expected 'one' or 'fsa'"):
-        DenominatorGraph(connected_graph(0), 9, final="all")
-    acyclic = Fsa(2, [0], [1], [0], [0.0], [-INF, 0.0])
-    with refused(GraphError, "all probability leaves the graph after 1 arcs.*expected a cycle"):
-        DenominatorGraph(acyclic, 9)
-    as_it_stands = DenominatorGraph(acyclic, 9, initial="start")
-    with refused(GraphError, "all probability leaves the graph"):
-        _ = as_it_stands.initial_probs
-    with refused(GraphError, "merge = 'mean'"):
-        DenominatorGraph(connected_graph(0), 9).normalization_fsa(merge="mean")
+    leak = {"leaky_hmm_coefficient": coefficient}
+    for call, given in ((forward_backward, (DENOMINATOR.batch(2), SCORES)), (LFMMILoss, (DENOMINATOR,))):
+        refuses(ConfigError, f"leaky_hmm_coefficient = {coefficient}; expected", call, *given, **leak)
 
 
 def loss_call(**changed):
-    loss = LFMMILoss(DenominatorGraph(connected_graph(0), 9))
+    loss = LFMMILoss(DENOMINATOR)
     arguments = {
         "nnet_output": torch.zeros(2, 5, 9),
         "lengths": [5, 5],
@@ -290,8 +237,7 @@ def loss_call(**changed):
     ],
 )  # fmt: skip
 def test_malformed_arguments_of_the_loss_are_refused(changed, error, match):
-    with refused(error, match):
-        loss_call(**changed)
+    refuses(error, match, loss_call, **changed)
 
 
 @pytest.mark.parametrize(
@@ -308,20 +254,16 @@ def test_malformed_arguments_of_the_loss_are_refused(changed, error, match):
     ],
 )
 def test_malformed_options_of_the_loss_are_refused(denominator, options, match):
-    denominator = DenominatorGraph(connected_graph(0), 9) if denominator is None else denominator
-    with refused(ConfigError, match):
-        LFMMILoss(denominator, **options)
+    refuses(ConfigError, match, LFMMILoss, DENOMINATOR if denominator is None else denominator, **options)
 
 
 def test_several_denominators_must_be_of_one_width_and_chosen_by_name():
-    wide, narrow = (DenominatorGraph(connected_graph(0), width) for width in (12, 9))
-    with refused(
-        ConfigError, r"denominators have \[9, 12\] pdfs; expected one graph or more, all of one width"
-    ):
-        LFMMILoss({"a": wide, "b": narrow})
-    loss = LFMMILoss({"a": narrow, "b": narrow})
-    with refused(ConfigError, r"denominator_of is None; expected one of \['a', 'b'\] for each sequence"):
-        loss(torch.zeros(1, 5, 9), [5], [left_to_right_graph(0, 3, 9)])
+    graphs = {"a": DenominatorGraph(connected_graph(0), 12), "b": DENOMINATOR}
+    widths = r"denominators have \[9, 12\] pdfs; expected one graph or more, all of one width"
+    refuses(ConfigError, widths, LFMMILoss, graphs)
+    loss, given = LFMMILoss({"a": DENOMINATOR, "b": DENOMINATOR}), (torch.zeros(1, 5, 9), [5], [PDF_7])
+    unnamed = r"denominator_of is None; expected one of \['a', 'b'\] for each sequence"
+    refuses(ConfigError, unnamed, loss, *given)
 
 
 def test_every_backend_says_whether_it_is_there_and_why_not():
@@ -347,6 +289,6 @@ def test_errors_are_also_the_builtin_that_a_caller_expects():
 
 
 def test_a_missing_package_names_its_extra():
-    with refused(MissingExtraError, r"'no_such_module' is needed here.*pip install 'fsachain\[graph\]'"):
-        require("no_such_module", extra="graph")
+    told = r"'no_such_module' is needed here.*pip install 'fsachain\[graph\]'"
+    refuses(MissingExtraError, told, require, "no_such_module", extra="graph")
     assert require("math", extra="graph") is math

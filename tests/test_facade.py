@@ -12,6 +12,7 @@ import pytest
 import torch
 from loss_calls import LOSSES, SCORES
 from random_graphs import connected_graph, left_to_right_graph
+from refusals import refuses
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -120,12 +121,10 @@ def test_losses_are_float64_but_ctc_of_float32_as_in_torch(name):
 
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"chunks"}))
 def test_forward_mode_is_refused_and_not_taken_for_zero(name):
-    with pytest.raises(RuntimeError, match="reverse mode only"):
-        torch.func.jacfwd(LOSSES[name])(SCORES)
+    refuses(RuntimeError, "reverse mode only", torch.func.jacfwd(LOSSES[name]), SCORES)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(SCORES, torch.ones_like(SCORES))
-        with pytest.raises(RuntimeError, match="reverse mode only"):
-            LOSSES[name](dual)
+        refuses(RuntimeError, "reverse mode only", LOSSES[name], dual)
 
 
 class Other(torch.Tensor):
@@ -138,8 +137,7 @@ def test_tracers_transforms_and_subclasses_meet_the_operator(name):
     assert f"fsachain.{name}" in make_fx(loss)(SCORES).code
     several = torch.stack([SCORES, 2.0 * SCORES])
     assert torch.equal(torch.func.vmap(loss)(several), torch.stack([loss(each) for each in several]))
-    with pytest.raises(RuntimeError, match=r"no gradient under torch\.func\.grad"):
-        torch.func.grad(loss)(SCORES)
+    refuses(RuntimeError, r"no gradient under torch\.func\.grad", torch.func.grad(loss), SCORES)
     found = loss(SCORES.as_subclass(Other))
     assert type(found) is Other and torch.equal(found, loss(SCORES))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
@@ -159,9 +157,6 @@ def test_lists_of_graphs_are_to_be_packed_under_fullgraph_alone():
         torch._dynamo.reset()
         whole = torch.compile(call, fullgraph=True, backend="aot_eager")
         assert torch.equal(whole(TableBatch.pack(graphs)), call(graphs))
-        with pytest.raises(
-            RuntimeError, match=f"{name} is a list; expected a TableBatch .*pack graphs first"
-        ):
-            whole(graphs)
+        refuses(RuntimeError, f"{name} is a list; expected a TableBatch .*pack graphs first", whole, graphs)
         torch._dynamo.reset()
         assert torch.equal(torch.compile(call, backend="aot_eager")(graphs), call(graphs))

@@ -9,6 +9,7 @@ import pytest
 import soundfile
 import tolerances
 from numpy.typing import NDArray
+from refusals import refuses
 
 from fsachain.data.audio import Perturbation, change_speed
 from fsachain.data.augment import AugmentConfig, augment, augment_all, shift_frames, warp_frequencies
@@ -81,8 +82,7 @@ def test_sizes_are_those_of_most_recordings(tmp_path):
     assert (found.sample_rate, found.num_mel_bins) == (8000, 40)
     assert FeatureConfig(num_mel_bins=23).fitted(recordings(44100)).num_mel_bins == 23
     assert FeatureConfig().fitted(recordings()) == FeatureConfig()
-    with pytest.raises(ConfigError, match="sample_rate is 0"):
-        compute_features(noise(1, 8000), FeatureConfig())
+    refuses(ConfigError, "sample_rate is 0", compute_features, noise(1, 8000), FeatureConfig())
 
 
 @pytest.mark.parametrize("speed", [0.9, 1.1])
@@ -126,8 +126,7 @@ def test_noise_has_the_ratio_that_is_drawn_and_a_colour_of_its_own():
     np.testing.assert_array_equal(first, same)
     assert not np.array_equal(first, other)
     assert draws[0].prefix == "noisy-" and len(draws[0].apply(samples[:0], "none")) == 0
-    with pytest.raises(ConfigError, match=r"noise is \(5\.0,\); expected a lowest and a highest"):
-        Perturbation(noise=(5.0,))
+    refuses(ConfigError, r"noise is \(5\.0,\); expected a lowest and a highest", Perturbation, noise=(5.0,))
 
 
 # Normalisation
@@ -179,16 +178,11 @@ def test_saved_global_statistics_normalise_identically():
 
 def test_cmvn_errors_name_what_is_wrong():
     cmvn = Cmvn.estimate(CmvnConfig("speaker"), matrices())
-    with pytest.raises(DataError, match="speaker 'stranger'"):
-        cmvn.apply(matrices()[0][1], "stranger")
-    with pytest.raises(ShapeError, match="5 columns, the cmvn statistics 4"):
-        cmvn.apply(np.zeros((3, 5), np.float32), "s0")
-    with pytest.raises(ConfigError, match="'word'"):
-        CmvnConfig("word")
-    with pytest.raises(DataError, match="at least one frame"):
-        Cmvn.estimate(CmvnConfig("global"), [])
-    with pytest.raises(DataError, match="lacks squares, total"):
-        Cmvn.from_state(CmvnConfig("global"), {"count": [1.0]})
+    refuses(DataError, "speaker 'stranger'", cmvn.apply, matrices()[0][1], "stranger")
+    refuses(ShapeError, "5 columns, the cmvn statistics 4", cmvn.apply, np.zeros((3, 5), np.float32), "s0")
+    refuses(ConfigError, "'word'", CmvnConfig, "word")
+    refuses(DataError, "at least one frame", Cmvn.estimate, CmvnConfig("global"), [])
+    refuses(DataError, "lacks squares, total", Cmvn.from_state, CmvnConfig("global"), {"count": [1.0]})
 
 
 # The cache

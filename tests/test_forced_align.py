@@ -10,6 +10,7 @@ import tolerances
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from fsachain import AlignmentError, TokenSpan, forced_align, merge_tokens, spans
 from fsachain.backends.cpu import ctc
@@ -84,8 +85,7 @@ def test_path_score_and_posteriors_are_those_of_all_ways(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ctc, "SMALL", 0 if stretches else ctc.SMALL)
         if not expected:
-            with pytest.raises(AlignmentError, match="frames for a target of"):
-                forced_align(log_probs, labels, **options)
+            refuses(AlignmentError, "frames for a target of", forced_align, log_probs, labels, **options)
             return
         paths, scores = forced_align(log_probs, labels, **options)
     _, posteriors = forced_align(log_probs, labels, scores="posterior", **options)
@@ -184,8 +184,7 @@ def test_wrong_arguments_are_named(changed, error, message, backend):
     arguments = {"log_probs": outputs(1, 10, 4), "targets": torch.tensor([[1, 2]]), **changed}
     if message.startswith("utt-7"):
         arguments["names"] = ["utt-7"]
-    with pytest.raises(error, match=re.compile(message)):
-        forced_align(backend=backend, **arguments)
+    refuses(error, re.compile(message), forced_align, backend=backend, **arguments)
 
 
 def test_all_utterances_without_an_alignment_are_named_at_once():
@@ -202,8 +201,7 @@ def test_tokens_are_merged_and_get_the_mean_of_their_scores():
     assert merge_tokens(tokens, scores) == expected
     assert [len(span) for span in expected] == [2, 1, 1]
     assert merge_tokens(tokens[:0], scores[:0]) == []
-    with pytest.raises(ShapeError, match=r"expected \[T\]"):
-        merge_tokens(tokens[None], scores[None])
+    refuses(ShapeError, r"expected \[T\]", merge_tokens, tokens[None], scores[None])
 
 
 def test_spans_are_in_seconds_with_confidences():
@@ -211,8 +209,7 @@ def test_spans_are_in_seconds_with_confidences():
     (found,) = spans(paths, scores, 0.02, offset=1.0, symbols="-xya")
     assert [span.token for span in found] == ["a", STAR]
     np.testing.assert_allclose([span[1:] for span in found], [(1.02, 1.06, 0.5), (1.06, 1.08, 0.25)])
-    with pytest.raises(ConfigError, match="frame_seconds"):
-        spans(paths, scores, 0.0)
+    refuses(ConfigError, "frame_seconds", spans, paths, scores, 0.0)
 
 
 def test_on_a_device_the_kernels_find_the_same_paths():

@@ -12,6 +12,7 @@ from edit_scripts import STAR, scripts, spoken_scripts
 from graph_paths import Scorer, join, log_add
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 import fsachain
 from fsachain import ContextTree, DenominatorGraph, Forgiveness, Lexicon, LFMMILoss, Topology, build_numerator
@@ -84,21 +85,15 @@ def test_alternatives_of_an_acceptor_are_forgiven_one_by_one():
     ],
 )
 def test_a_penalty_that_cannot_be_is_named(options, message):
-    with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
-        Forgiveness(**options)
+    refuses(ConfigError, message.replace(".", r"\."), Forgiveness, **options)
 
 
 def test_labels_and_units_that_cannot_be_are_named():
-    with pytest.raises(GraphError, match=r"units = \[1, 1\]: expected distinct labels"):
-        forgive([0], [1, 1])
-    with pytest.raises(GraphError, match="units = 3: expected distinct labels, integers"):
-        forgive([0], 3)
-    with pytest.raises(GraphError, match=r"units = \['a', 'b'\]: expected distinct labels, integers"):
-        forgive([0], ["a", "b"])
-    with pytest.raises(GraphError, match=r"labels has shape \[1\] and dtype float64"):
-        forgive([0.5], [1])
-    with pytest.raises(ConfigError, match=r"deletion = 0.0: expected a penalty above 0 where"):
-        forgive([0], [1], deletion=0.0)
+    refuses(GraphError, r"units = \[1, 1\]: expected distinct labels", forgive, [0], [1, 1])
+    refuses(GraphError, "units = 3: expected distinct labels, integers", forgive, [0], 3)
+    refuses(GraphError, r"units = \['a', 'b'\]: expected distinct labels, integers", forgive, [0], ["a", "b"])
+    refuses(GraphError, r"labels has shape \[1\] and dtype float64", forgive, [0.5], [1])
+    refuses(ConfigError, r"deletion = 0.0: expected a penalty above 0 where", forgive, [0], [1], deletion=0.0)
 
 
 LEXICON = Lexicon.from_entries(
@@ -363,8 +358,7 @@ def test_edits_are_the_derivatives_of_log_z_by_the_penalties(topology):
 def test_penalties_that_cannot_take_the_place_of_others_are_named():
     made = build_numerator(["a"], LEXICON, TREE, forgive=FORGIVING[0])
     for options in (FORGIVING[3], Forgiveness(1.0, star="sum"), Forgiveness(1.0, most_left_out=1)):
-        with pytest.raises(ConfigError, match="asks for other arcs than"):
-            made.priced(options)
+        refuses(ConfigError, "asks for other arcs than", made.priced, options)
     with pytest.raises(ConfigError, match="expected a forgiving one"):
         build_numerator(["a"], LEXICON, TREE).priced(FORGIVING[0])
 

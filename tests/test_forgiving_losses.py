@@ -11,6 +11,7 @@ import torch
 from ctc_inputs import batches, losses_and_gradient, random_batch
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 from rnnt_inputs import BLANK, FRAMES, LABELS, close, make_logits, make_targets, pack
 
 from fsachain import (
@@ -257,8 +258,7 @@ def test_a_frame_on_which_nothing_is_possible_is_not_forgiven(options, backend):
     "options", [{"rnnt_type": "modified"}, {"fused_log_softmax": False}, {"fastemit_lambda": 0.1}, {"delay_penalty": 0.1}]
 )  # fmt: skip
 def test_options_that_do_not_go_together_are_named(options):
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        transducer_loss_of(make_logits(), EACH[0], **options)
+    refuses(ConfigError, next(iter(options)), transducer_loss_of, make_logits(), EACH[0], **options)
 
 
 def test_what_are_no_penalties_is_refused_by_name():
@@ -271,5 +271,4 @@ def test_what_are_no_penalties_is_refused_by_name():
         lambda: build_numerator(["ab"], lexicon, tree, forgive={}),
     ]
     for call in calls:
-        with pytest.raises(ConfigError, match="forgive is a dict; expected a Forgiveness, or None"):
-            call()
+        refuses(ConfigError, "forgive is a dict; expected a Forgiveness, or None", call)

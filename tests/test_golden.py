@@ -13,6 +13,7 @@ import pytest
 import tolerances
 from conftest import SHARED
 from enumeration import all_paths, log_sum
+from refusals import refuses
 
 from fsachain import GraphError, TableBatch, compile_table, forward_backward
 from fsachain.denominator import DenominatorGraph
@@ -126,8 +127,7 @@ def test_denominators_on_which_kaldi_aborts_equal_their_paths(shared, name, num_
 
 def test_a_denominator_without_a_cycle_is_refused_by_name(shared):
     values = np.load(shared / "golden/kaldi/den/d16_acyclic.npz")
-    with pytest.raises(GraphError, match=r"after 3 arcs.*initial='start'"):
-        DenominatorGraph(kaldi_fsa(values, "den_"), 2)
+    refuses(GraphError, r"after 3 arcs.*initial='start'", DenominatorGraph, kaldi_fsa(values, "den_"), 2)
     as_it_stands = DenominatorGraph(kaldi_fsa(values, "den_"), 2, initial="start", final="fsa")
     assert forward_backward(as_it_stands.batch(1), kaldi.sequences(values, "nnet_output")[:, :3]).ok[0]
 
@@ -264,5 +264,4 @@ def test_the_last_line_of_the_output_counts(tmp_path):
     ):
         read_objective(path, "x")
     path.write_text("nothing\n")
-    with pytest.raises(DataError, match="found no such line"):
-        read_objective(path)
+    refuses(DataError, "found no such line", read_objective, path)

@@ -9,6 +9,7 @@ import tolerances
 from graph_paths import grammar_cost
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.graph.grammar import FALLBACK_DISCOUNTS, discounts, estimate_arpa, grammar_from_arpa, word_loop
@@ -153,8 +154,7 @@ def test_what_is_no_grammar_is_an_error_and_not_the_end_of_the_process(text, mes
     path = tmp_path / "bad.arpa"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(GraphError, match=message):
-        grammar_from_arpa(path, LEXICON)
+    refuses(GraphError, message, grammar_from_arpa, path, LEXICON)
     path.write_text(estimate_arpa([["a"]], 2))
     with pytest.raises(GraphError, match="word '<s>' of the lexicon"):
         grammar_from_arpa(path, Lexicon.from_entries([("a", 1.0, ["P"]), ("<s>", 1.0, ["P"])]))
@@ -162,8 +162,7 @@ def test_what_is_no_grammar_is_an_error_and_not_the_end_of_the_process(text, mes
 
 def test_kaldilm_missing_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "kaldilm", None)
-    with pytest.raises(ImportError, match=r"fsachain\[recipes\]"):
-        grammar_from_arpa("lm.arpa", LEXICON)
+    refuses(ImportError, r"fsachain\[recipes\]", grammar_from_arpa, "lm.arpa", LEXICON)
 
 
 @pytest.mark.parametrize(
@@ -179,13 +178,11 @@ def test_kaldilm_missing_names_the_extra(monkeypatch):
     ],
 )
 def test_bad_text_is_refused_by_sentence_and_word(sentences, vocabulary, message):
-    with pytest.raises(GraphError, match=message):
-        estimate_arpa(sentences, 2, vocabulary=vocabulary)
+    refuses(GraphError, message, estimate_arpa, sentences, 2, vocabulary=vocabulary)
 
 
 def test_an_order_below_one_is_refused():
-    with pytest.raises(ConfigError, match="order = 0"):
-        estimate_arpa([["a"]], 0)
+    refuses(ConfigError, "order = 0", estimate_arpa, [["a"]], 0)
 
 
 def test_a_word_loop_accepts_every_sequence_at_the_same_cost_per_word():
@@ -198,7 +195,5 @@ def test_a_word_loop_accepts_every_sequence_at_the_same_cost_per_word():
 
 
 def test_a_word_loop_over_nothing_or_over_unknown_words_is_refused():
-    with pytest.raises(GraphError, match="words is empty"):
-        word_loop([], LEXICON)
-    with pytest.raises(GraphError, match="word 'zebra'"):
-        word_loop(["a", "zebra"], LEXICON)
+    refuses(GraphError, "words is empty", word_loop, [], LEXICON)
+    refuses(GraphError, "word 'zebra'", word_loop, ["a", "zebra"], LEXICON)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from loss_inputs import LENGTHS, make_denominator, make_graphs, make_loss, make_output
+from refusals import refuses
 
 from fsachain import ConfigError, get_num_threads, set_num_threads
 from fsachain.backends.cpu import threads
@@ -82,8 +83,7 @@ def test_an_error_in_a_job_reaches_the_caller(monkeypatch):
         raise ZeroDivisionError("job")
 
     for jobs in ([fail], [lambda: None, fail], [fail, lambda: None], [fail] * 9):
-        with pytest.raises(ZeroDivisionError, match="job"):
-            threads.run_all(jobs)
+        refuses(ZeroDivisionError, "job", threads.run_all, jobs)
 
 
 def test_a_thread_that_has_not_begun_is_not_waited_for(monkeypatch):
@@ -115,11 +115,9 @@ def test_threads_of_torch_that_wait_for_work_leave_the_cores_to_ours(use_threads
 
 @pytest.mark.parametrize("text", ["0", "two", "-1", "1.5"])
 def test_a_number_of_threads_is_checked_and_the_variable_named(text, monkeypatch):
-    with pytest.raises(ConfigError, match="count = 0; expected at least 1"):
-        set_num_threads(0)
+    refuses(ConfigError, "count = 0; expected at least 1", set_num_threads, 0)
     monkeypatch.setattr(threads, "_num_threads", None)
     monkeypatch.setenv("FSACHAIN_NUM_THREADS", text)
-    with pytest.raises(ConfigError, match=f"FSACHAIN_NUM_THREADS = '{text}'; expected an integer >= 1"):
-        get_num_threads()
+    refuses(ConfigError, f"FSACHAIN_NUM_THREADS = '{text}'; expected an integer >= 1", get_num_threads)
     monkeypatch.setenv("FSACHAIN_NUM_THREADS", "3")
     assert get_num_threads() == 3

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import soundfile
 import tolerances
+from refusals import refuses
 
 from fsachain.data.audio import read_audio
 from fsachain.data.features import FeatureConfig, utterance_features
@@ -67,8 +68,7 @@ def test_joined_directories_keep_order_and_refuse_equal_ids(corpus, tmp_path):
     data = DataDir.read(corpus)
     only_a, only_b = data.select(lambda u: u.id == "a"), data.select(lambda u: u.id == "b")
     assert [u.id for u in DataDir.join([only_b, only_a])] == ["b", "a"]
-    with pytest.raises(DataError, match="'a' occurs twice"):
-        DataDir.join([data, only_a])
+    refuses(DataError, "'a' occurs twice", DataDir.join, [data, only_a])
 
 
 def test_recorded_corpus_has_the_durations_its_table_says(shared):
@@ -83,8 +83,7 @@ def test_recorded_corpus_has_the_durations_its_table_says(shared):
 @pytest.mark.parametrize("value", ["touch ran|/", "x; touch ran|/.", "./touch ran|//"])
 def test_a_path_that_becomes_a_command_is_refused_even_if_commands_are_allowed(corpus, value):
     write(corpus, "wav.scp", f"a {value}\nb audio/b.wav\n")
-    with pytest.raises(DataError, match="would be taken for a command"):
-        DataDir.read(corpus, allow_commands=True)
+    refuses(DataError, "would be taken for a command", DataDir.read, corpus, allow_commands=True)
 
 
 def test_the_first_fault_of_each_utterance_is_kept(corpus):
@@ -119,8 +118,7 @@ def test_a_file_that_is_no_table_is_given_up_and_one_without_recordings_refused(
     ):
         DataDir.check(corpus)
     write(corpus, "wav.scp", "")
-    with pytest.raises(DataError, match="neither wav"):
-        DataDir.read(corpus)
+    refuses(DataError, "neither wav", DataDir.read, corpus)
 
 
 def test_a_table_of_megabytes_has_its_lines_and_the_numbers_of_its_faults(corpus):
@@ -131,5 +129,4 @@ def test_a_table_of_megabytes_has_its_lines_and_the_numbers_of_its_faults(corpus
     assert list(found.items()) == [(x.split()[0], " ".join(x.split()[1:])) for x in lines]
     for last, fault in ((lines[2], "occurs twice, first on line 3"), ("a\0b c", "a zero byte")):
         write(corpus, "text", "\n".join([*lines, last]))
-        with pytest.raises(DataError, match=f"text:60001: .*{fault}"):
-            read_table(corpus / "text")
+        refuses(DataError, f"text:60001: .*{fault}", read_table, corpus / "text")

@@ -1,12 +1,13 @@
 """Lexicons are read as Kaldi writes them; what is wrong in one is named by file and line."""
 
 import pickle
-from collections import Counter
 
+import numpy as np
 import pytest
 import tolerances
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 
 from fsachain.errors import GraphError
 from fsachain.graph.lexicon import Lexicon, Pronunciation, lm_phones
@@ -27,9 +28,8 @@ def spelled(lexicon, word):
 
 def test_words_keep_the_order_of_the_file_and_phones_follow_silence_by_name(tmp_path):
     lexicon = Lexicon.read(write(tmp_path, TEXT))
-    assert lexicon.words == ("!SIL", "no", "tea")
+    assert lexicon.words == ("!SIL", "no", "tea") and lexicon.word_id("tea") == 3
     assert lexicon.phones == ("SIL", "AH", "IY", "N", "OW", "T")
-    assert lexicon.word_id("tea") == 3
     assert lexicon.phone_id("SIL") == lexicon.silence_phone == 1
     assert spelled(lexicon, "no") == [["N", "OW"], ["N", "AH"]]
 
@@ -60,8 +60,7 @@ def test_reads_kaldis_files_with_their_ids(shared, case):
 
 def test_an_unknown_word_is_refused_by_name_or_mapped_by_choice(tmp_path):
     path = write(tmp_path, TEXT)
-    with pytest.raises(GraphError, match=r"utterance 'u7': word 'coffee'"):
-        Lexicon.read(path).word_id("coffee", name="u7")
+    refuses(GraphError, r"utterance 'u7': word 'coffee'", Lexicon.read(path).word_id, "coffee", name="u7")
     mapped = Lexicon.read(path, oov="tea")
     assert mapped.word_id("coffee") == mapped.word_id("tea")
     assert mapped.pronunciations_of("coffee") == mapped.pronunciations_of("tea")
@@ -76,68 +75,48 @@ def test_positions_mark_begin_inside_end_and_alone(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "options", "message"),
+    ("text", "options", "message"),
     [
-        ("no N OW\ntea\n", "lexicon.txt", {}, r"lexicon.txt:2: word 'tea' has no phones"),
-        ("no N OW\nno N OW\n", "lexicon.txt", {}, r"lexicon.txt:2: .*already on line 1"),
-        ("no 1.5 N OW\n", "lexiconp.txt", {}, r"lexiconp.txt:1: .*'1.5'.*\(0, 1\]"),
-        ("no 0.5 N OW\n", "lexicon.txt", {}, "with probabilities is called lexiconp.txt"),
-        (
-            "no N OW\nknow N OW #1\n",
-            "lexicon.txt",
-            {},
-            r"lexicon.txt:2: '#1' looks like a disambiguation symbol",
-        ),
-        ("\n\n", "lexicon.txt", {}, "no entries"),
-        ("no N OW\n", "lexicon.txt", {"phones": ["SIL", "N"]}, "phone 'OW'"),
-        ("no N OW\n", "lexicon.txt", {"phones": ["N", "OW"]}, "silence = 'SIL'"),
-        ("no N OW\n", "lexicon.txt", {"oov": "<unk>"}, "oov = '<unk>'"),
+        ("no N OW\ntea\n", {}, r"lexicon.txt:2: word 'tea' has no phones"),
+        ("no N OW\nno N OW\n", {}, r"lexicon.txt:2: .*already on line 1"),
+        ("no 1.5 N OW\n", {"format": "lexiconp"}, r"lexicon.txt:1: .*'1.5'.*\(0, 1\]"),
+        ("no 0.5 N OW\n", {}, "with probabilities is called lexiconp.txt"),
+        ("no N OW\nknow N OW #1\n", {}, r"lexicon.txt:2: '#1' looks like a disambiguation symbol"),
+        ("\n\n", {}, "no entries"),
+        ("no N OW\n", {"phones": ["SIL", "N"]}, "phone 'OW'"),
+        ("no N OW\n", {"phones": ["N", "OW"]}, "silence = 'SIL'"),
+        ("no N OW\n", {"oov": "<unk>"}, "oov = '<unk>'"),
     ],
 )
-def test_names_file_line_and_fault(tmp_path, text, name, options, message):
-    with pytest.raises(GraphError, match=message):
-        Lexicon.read(write(tmp_path, text, name), **options)
+def test_names_file_line_and_fault(tmp_path, text, options, message):
+    refuses(GraphError, message, Lexicon.read, write(tmp_path, text), **options)
 
 
-def make_lexicon(silence="SIL"):
-    entries = [("x", 1.0, ["X"]), ("y", 0.75, ["Y"]), ("y", 0.25, ["Z"])]
-    return Lexicon.from_entries(entries, silence=silence)
+TWO_WAYS = Lexicon.from_entries([("x", 1.0, ["X"]), ("y", 0.75, ["Y"]), ("y", 0.25, ["Z"])])
 
 
 def test_lm_phones_draw_silences_and_pronunciations_with_their_probabilities():
-    lexicon = make_lexicon()
-    silence, y, z = (lexicon.phone_id(name) for name in ("SIL", "Y", "Z"))
-    sequences = lm_phones(["x y"] * 4000, lexicon, edge_silence=0.8, between_silence=0.2, seed=3)
-    count = Counter()
+    silence, x, y, z = (TWO_WAYS.phone_id(name) for name in ("SIL", "X", "Y", "Z"))
+    sequences = lm_phones(["x y"] * 4000, TWO_WAYS, edge_silence=0.8, between_silence=0.2, seed=3)
+    drawn = []
     for phones in sequences:
-        count["start"] += phones[0] == silence
-        count["end"] += phones[-1] == silence
-        x = phones.index(lexicon.phone_id("X"))
-        count["between"] += phones[x + 1] == silence
-        count["y"] += y in phones
-        count["z"] += z in phones
-    for name, prob in (("start", 0.8), ("end", 0.8), ("between", 0.2), ("y", 0.75), ("z", 0.25)):
-        assert abs(count[name] / 4000 - prob) < tolerances.DRAWN_SHARE, name
+        silences = (phones[place] == silence for place in (0, -1, phones.index(x) + 1))
+        drawn.append([*silences, y in phones, z in phones])
+    found = np.mean(drawn, axis=0)
+    np.testing.assert_allclose(found, [0.8, 0.8, 0.2, 0.75, 0.25], rtol=0, atol=tolerances.DRAWN_SHARE)
 
 
-def test_lm_phones_are_reproducible_and_change_with_the_seed():
-    lexicon = make_lexicon()
+def test_lm_phones_are_reproducible_change_with_the_seed_and_refuse_by_name():
     text = ["x y x y", ["y", "y"]] * 20
-    assert lm_phones(text, lexicon, seed=1) == lm_phones(text, lexicon, seed=1)
-    assert lm_phones(text, lexicon, seed=1) != lm_phones(text, lexicon, seed=2)
-
-
-def test_lm_phones_refuse_by_name():
-    with pytest.raises(GraphError, match=r"edge_silence = 1\.5"):
-        lm_phones(["x"], make_lexicon(), edge_silence=1.5)
-    with pytest.raises(GraphError, match=r"text\[1\].*'w'"):
-        lm_phones(["x", "w"], make_lexicon())
+    assert lm_phones(text, TWO_WAYS, seed=1) == lm_phones(text, TWO_WAYS, seed=1)
+    assert lm_phones(text, TWO_WAYS, seed=1) != lm_phones(text, TWO_WAYS, seed=2)
+    refuses(GraphError, r"edge_silence = 1\.5", lm_phones, ["x"], TWO_WAYS, edge_silence=1.5)
+    refuses(GraphError, r"text\[1\].*'w'", lm_phones, ["x", "w"], TWO_WAYS)
 
 
 def test_a_pronunciation_needs_phones_and_a_probability():
     for pronunciation in (Pronunciation((), 1.0), Pronunciation((2,), 1.0), Pronunciation((1,), 0.0)):
-        with pytest.raises(GraphError, match="word 'a'"):
-            Lexicon(("a",), ("A",), ((pronunciation,),), silence=None)
+        refuses(GraphError, "word 'a'", Lexicon, ("a",), ("A",), ((pronunciation,),), silence=None)
 
 
 # Entries in any order, and saved.
@@ -153,13 +132,6 @@ ENTRIES = st.lists(
 )
 
 
-def grouped(entries):
-    found: dict[str, list[tuple[list[str], float]]] = {}
-    for word, prob, names in entries:
-        found.setdefault(word, []).append((names, prob))
-    return found
-
-
 def ways_of(lexicon):
     return {
         word: [([lexicon.phones[phone - 1] for phone in phones], prob) for phones, prob in ways]
@@ -173,7 +145,9 @@ def test_entries_in_any_order_are_grouped_by_word(tmp_path_factory, entries):
     lexicon = Lexicon.from_entries(entries)
     spoken = {name for _, _, names in entries for name in names}
     assert list(lexicon.phones) == ["SIL", *sorted(spoken - {"SIL"})]
-    expected = grouped(entries)
+    expected = {}
+    for word, prob, names in entries:
+        expected.setdefault(word, []).append((names, prob))
     assert ways_of(lexicon) == expected and list(lexicon.words) == list(expected)
     path = tmp_path_factory.getbasetemp() / "entries"
     path.write_text("".join(f"{word} {prob!r} {' '.join(names)}\n" for word, prob, names in entries))
@@ -227,5 +201,4 @@ def test_the_saved_form_may_be_written_by_others(tmp_path):
 def test_a_saved_lexicon_is_refused_by_line(tmp_path, old, new, message):
     path = tmp_path / "lexicon.json"
     path.write_text(SAVED.replace(old, new))
-    with pytest.raises(GraphError, match=message):
-        Lexicon.load(path)
+    refuses(GraphError, message, Lexicon.load, path)
