@@ -30,111 +30,98 @@ SHAPE = (len(LENGTHS), 40, NUM_PDFS)
 
 def assert_agrees(batch, scores, lengths=None, leaky=0.0):
     """log Z, alone and with occupancies, and those of pdfs, arcs and states, by both backends; gives the oracle's result."""
-    both = [
+    ours, exact = (
         forward_backward(batch, scores, lengths, leaky_hmm_coefficient=leaky, backend=backend)
         for backend in ("cpu", "reference")
-    ]
-    ours, exact = (np.asarray(result.log_prob) for result in both)
-    double = str(scores.dtype).endswith("float64")
-    for n in range(batch.size):
-        if not math.isfinite(exact[n]):
-            assert ours[n] == exact[n] or (math.isnan(ours[n]) and math.isnan(exact[n])), batch.names[n]
-            continue
-        allowed = (
-            tolerances.FLOAT64 * max(1.0, abs(exact[n]))
-            if double
-            else tolerances.log_prob_tolerance(exact[n])
-        )
-        assert abs(ours[n] - exact[n]) <= allowed, batch.names[n]
-    occupancies = [np.asarray(result.occupancy, dtype=np.float64) for result in both]
-    np.testing.assert_allclose(*occupancies, rtol=0.0, atol=tolerances.OCCUPANCY)
-    rows = occupancies[0].sum(axis=2)
+    )
+    is_double = str(scores.dtype).endswith("float64")
+    log_prob = np.asarray(exact.log_prob)
+    assert_log_probs_agree(batch, np.asarray(ours.log_prob), log_prob, is_double)
+    found, right = (np.asarray(result.occupancy, dtype=np.float64) for result in (ours, exact))
+    np.testing.assert_allclose(found, right, rtol=0.0, atol=tolerances.OCCUPANCY)
+    rows = found.sum(axis=2)
     full = [scores.shape[1]] * batch.size if lengths is None else lengths
-    for n, ok in enumerate(np.asarray(both[0].ok)):
+    for n, ok in enumerate(np.asarray(ours.ok)):
         np.testing.assert_allclose(rows[n, : full[n]], float(ok), rtol=0.0, atol=tolerances.ROW_SUM)
         assert not rows[n, full[n] :].any()
-        assert_occupancies_agree(*((result.arc_occupancy(n), result.state_occupancy(n)) for result in both))
-    assert_gradient_path_agrees(batch, scores, lengths, leaky, exact)
-    return both[1]
-
-
-def assert_occupancies_agree(ours, exact):
-    """Those of arcs and states, in float64 whatever the scores are; each frame sums to one, or to nothing if impossible."""
-    for mine, right in zip(map(np.asarray, ours), map(np.asarray, exact), strict=True):
-        np.testing.assert_allclose(mine, right, rtol=0.0, atol=tolerances.FLOAT64)
-        total = mine.sum(axis=1)
-        np.testing.assert_allclose(total, float(right.any()), rtol=0.0, atol=tolerances.ROUNDING)
-
-
-def assert_gradient_path_agrees(batch, scores, lengths, leaky, exact):
-    """log Z as the loss gets it: from the call that computes occupancies, which decides by other numbers."""
+        # Those of arcs and states are float64 whatever the scores are; each frame sums to one, or to nothing if impossible.
+        for name in ("arc_occupancy", "state_occupancy"):
+            mine, theirs = (np.asarray(getattr(result, name)(n)) for result in (ours, exact))
+            np.testing.assert_allclose(mine, theirs, rtol=0.0, atol=tolerances.FLOAT64)
+            total = mine.sum(axis=1)
+            np.testing.assert_allclose(total, float(theirs.any()), rtol=0.0, atol=tolerances.ROUNDING)
+    # log Z as the loss gets it: from the call that computes occupancies, which decides by other numbers.
     ready = bind(batch, scores, lengths, "cpu")
     out = np.zeros(ready.scores.shape, ready.scores.dtype)
-    ones = np.ones(batch.size)
-    ours, _ = cpu.add_occupancy(batch, ready.scores, ready.lengths, leaky, ones, out)
-    allowed = [tolerances.log_prob_tolerance(value) if math.isfinite(value) else 0.0 for value in exact]
-    for n in range(batch.size):
-        same = ours[n] == exact[n] or (math.isnan(ours[n]) and math.isnan(exact[n]))
-        assert same or abs(ours[n] - exact[n]) <= allowed[n], batch.names[n]
+    again, _ = cpu.add_occupancy(batch, ready.scores, ready.lengths, leaky, np.ones(batch.size), out)
+    assert_log_probs_agree(batch, again, log_prob)
+    return exact
 
 
-def denominator(seed=0, **ends):
-    return DenominatorGraph(connected_graph(seed), NUM_PDFS, **ends)
+def assert_log_probs_agree(batch, ours, exact, is_double=False):
+    for name, mine, right in zip(batch.names, ours, exact, strict=True):
+        if not math.isfinite(right):
+            assert mine == right or (math.isnan(mine) and math.isnan(right)), name
+        else:
+            near = (
+                tolerances.FLOAT64 * max(1.0, abs(right))
+                if is_double
+                else tolerances.log_prob_tolerance(right)
+            )
+            assert abs(mine - right) <= near, name
 
 
-def twins():
-    """A denominator of which two arcs at least share a destination and a pdf."""
-    return DenominatorGraph(twin_graph(0, 6, 20), NUM_PDFS)
-
-
-def numerators():
-    graphs_ = [left_to_right_graph(n) if n % 2 else connected_graph(n) for n in range(len(LENGTHS))]
-    return TableBatch.pack([compile_table(graph, NUM_PDFS) for graph in graphs_])
+def denominator(graph, **ends):
+    return DenominatorGraph(graph, NUM_PDFS, **ends).batch(len(LENGTHS))
 
 
 def batch_and_leak(kind):
+    if kind == "packed":
+        graphs_ = [left_to_right_graph(n) if n % 2 else connected_graph(n) for n in range(len(LENGTHS))]
+        return TableBatch.pack([compile_table(graph, NUM_PDFS) for graph in graphs_]), 0.0
     return {
-        "shared, leaky": lambda: (denominator().batch(len(LENGTHS)), 0.1),
-        "shared pairs, barely leaky": lambda: (twins().batch(len(LENGTHS)), 1e-5),
-        "shared, exact": lambda: (denominator(initial="start", final="fsa").batch(len(LENGTHS)), 0.0),
-        "packed": lambda: (numerators(), 0.0),
+        "shared, leaky": lambda: (denominator(connected_graph(0)), 0.1),
+        # Two arcs at least share a destination and a pdf.
+        "shared pairs, barely leaky": lambda: (denominator(twin_graph(0, 6, 20)), 1e-5),
+        "shared, exact": lambda: (denominator(connected_graph(0), initial="start", final="fsa"), 0.0),
     }[kind]()
 
 
 KINDS = ["shared, leaky", "shared pairs, barely leaky", "shared, exact", "packed"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_agree_at_every_scale(kind, scale, dtype):
-    batch, leaky = batch_and_leak(kind)
-    scores = (scale * np.random.default_rng(3).normal(size=SHAPE)).astype(dtype)
-    assert_agrees(batch, scores, LENGTHS, leaky)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("offset", [0.0, -1e6, 3e4])
-def test_agree_on_one_hot_scores_of_plus_and_minus_30(kind, offset):
-    batch, leaky = batch_and_leak(kind)
+def one_hot(offset):
     hot = np.random.default_rng(4).integers(NUM_PDFS, size=SHAPE[:2])
-    scores = np.where(np.arange(NUM_PDFS) == hot[:, :, None], 30.0, -30.0).astype(np.float32) + np.float32(
-        offset
-    )
-    assert_agrees(batch, scores, LENGTHS, leaky)
+    scores = np.where(np.arange(NUM_PDFS) == hot[:, :, None], 30.0, -30.0)
+    return scores.astype(np.float32) + np.float32(offset)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_agree_on_scores_of_minus_infinity(kind):
+def with_holes():
     """Single scores, whole frames, and frames of which one pdf alone is left."""
-    batch, leaky = batch_and_leak(kind)
     rng = np.random.default_rng(5)
     scores = rng.normal(size=SHAPE).astype(np.float32)
     scores[rng.random(SHAPE) < 0.05] = -np.inf
     scores[1, 9] = -np.inf
     scores[3, 4, 1:] = -np.inf
-    exact = assert_agrees(batch, scores, LENGTHS, leaky)
-    assert exact.log_prob[1] == -np.inf and not exact.ok[1]
+    return scores
+
+
+SCORES = {
+    f"{dtype} of magnitude {scale}": (scale * np.random.default_rng(3).normal(size=SHAPE)).astype(dtype)
+    for scale in (1.0, 30.0, 80.0, 1000.0)
+    for dtype in ("float32", "float64")
+}
+SCORES |= {f"one-hot, by {offset:g}": one_hot(offset) for offset in (0.0, -1e6, 3e4)}
+SCORES |= {"minus infinity": with_holes()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", SCORES)
+def test_agree_at_every_scale_on_one_hot_scores_and_on_minus_infinity(kind, name):
+    batch, leaky = batch_and_leak(kind)
+    exact = assert_agrees(batch, SCORES[name], LENGTHS, leaky)
+    if name == "minus infinity":
+        assert exact.log_prob[1] == -np.inf and not exact.ok[1]
 
 
 @pytest.mark.parametrize("illegal", [np.nan, np.inf])
@@ -158,9 +145,8 @@ def test_agree_on_every_torch_type(kind, dtype):
     batch, leaky = batch_and_leak(kind)
     scores = (10 * torch.randn(SHAPE, generator=torch.Generator().manual_seed(0))).to(dtype)
     exact = assert_agrees(batch, scores, LENGTHS, leaky)
-    wide = forward_backward(
-        batch, scores.double().numpy(), LENGTHS, leaky_hmm_coefficient=leaky, backend="reference"
-    )
+    options = {"leaky_hmm_coefficient": leaky, "backend": "reference"}
+    wide = forward_backward(batch, scores.double().numpy(), LENGTHS, **options)
     np.testing.assert_allclose(exact.log_prob.numpy(), wide.log_prob, rtol=tolerances.ROUNDING)
     assert exact.occupancy.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert exact.log_prob.dtype == torch.float64 and exact.ok.dtype == torch.bool
@@ -249,10 +235,8 @@ def test_70001_states_with_the_only_path_through_the_last(make):
 @pytest.mark.parametrize("scale", [1.0, 80.0])
 def test_agree_after_1500_frames(kind, scale):
     batch, leaky = batch_and_leak(kind)
-    scores = (scale * np.random.default_rng(16).normal(size=(len(LENGTHS), 1500, NUM_PDFS))).astype(
-        np.float32
-    )
-    assert_agrees(batch, scores, [1500, 1, 700, 1499, 1500], leaky)
+    scores = scale * np.random.default_rng(16).normal(size=(len(LENGTHS), 1500, NUM_PDFS))
+    assert_agrees(batch, scores.astype(np.float32), [1500, 1, 700, 1499, 1500], leaky)
 
 
 # How far the loser of the first half falls behind: within float32, beyond it, beyond float64.
@@ -262,12 +246,7 @@ GAPS = [20.0, 60.0, 80.0, 95.0, 150.0, 600.0, 740.0, 921.0, 5000.0, 1e6]
 @pytest.mark.parametrize("gap", GAPS)
 @pytest.mark.parametrize(
     ("kind", "fall", "rise", "dtype"),
-    [
-        ("shared", 1, 1, np.float32),
-        ("shared", 100, 100, np.float64),
-        ("packed", 1, 100, np.float64),
-        ("packed", 100, 1, np.float32),
-    ],
+    [("shared", 1, 1, "f4"), ("shared", 100, 100, "f8"), ("packed", 1, 100, "f8"), ("packed", 100, 1, "f4")],
 )
 def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, kind, fall, rise, dtype):
     """One lobe falls behind by exp(-gap) within `fall` frames; later it gets ahead within `rise` frames.
@@ -290,22 +269,16 @@ def test_a_path_that_seemed_dead_and_then_wins_is_not_lost(gap, kind, fall, rise
 @pytest.mark.parametrize(
     ("where", "kind", "frames"),
     [
-        ("arc", "shared", 1),
-        ("arc", "packed", 40),
-        ("final", "shared", 40),
-        ("final", "packed", 1),
-        ("initial", "shared", 40),
-        ("initial", "packed", 1),
+        ("arc", "shared", 1), ("arc", "packed", 40), ("final", "shared", 40), ("final", "packed", 1),
+        ("initial", "shared", 40), ("initial", "packed", 1),
     ],
-)
+)  # fmt: skip
 def test_a_weight_that_is_tiny_beside_the_others_is_not_lost(gap, where, kind, frames):
     table = compile_table(two_lobes())
     if where == "arc":
         table = table.with_arc_log_probs(np.array([0.0, -gap, 0.0, 0.0]))
-    elif where == "final":
-        table = replace(table, final_log_prob=np.array([-np.inf, 0.0, -gap]))
     else:
-        table = replace(table, initial_log_prob=np.array([-np.inf, 0.0, -gap]))
+        table = replace(table, **{f"{where}_log_prob": np.array([-np.inf, 0.0, -gap])})
     scores = np.zeros((1, 60, 3), np.float32)
     scores[0, 10 : 10 + frames, 0] = -2 * gap / frames
     batch = TableBatch.share(table, 1) if kind == "shared" else TableBatch.pack([table])
@@ -323,35 +296,35 @@ def test_a_leak_into_a_state_of_tiny_init_is_not_lost(gap):
     assert_agrees(TableBatch.pack([table]), scores, leaky=0.1)
 
 
-def spies(monkeypatch):
-    """Which numbers were computed in: a list that fills with names such as "float32 plain" or "logs"."""
-    ran = []
+@pytest.fixture
+def ran(monkeypatch):
+    """Which numbers were computed in, names such as "float32 plain" or "logs", and for which sequences."""
+    found = []
     in_numbers, in_logs = cpu._in_numbers, cpu._in_logs
 
     def spy(graph, job, lanes):
-        ran.append(f"{graph.shape.dtype} {graph.shape.form.kind}")
+        found.append((f"{graph.shape.dtype} {graph.shape.form.kind}", lanes.tolist()))
         return in_numbers(graph, job, lanes)
 
     monkeypatch.setattr(cpu, "_in_numbers", spy)
-    monkeypatch.setattr(cpu, "_in_logs", lambda *a: (ran.append("logs"), in_logs(*a))[1])
-    return ran
+    monkeypatch.setattr(cpu, "_in_logs", lambda *a: (found.append(("logs", [])), in_logs(*a))[1])
+    return found
 
 
 ALL_KINDS = ["float32 plain", "float32 wide", "float64 wide", "logs"]
 
 
 @pytest.mark.parametrize(("gap", "kinds"), [(12.0, 1), (200.0, 2), (2000.0, 2), (2e6, 3), (2e16, 4)])
-def test_the_data_decide_how_wide_the_range_is(gap, kinds, monkeypatch):
-    ran = spies(monkeypatch)
+def test_the_data_decide_how_wide_the_range_is(gap, kinds, ran):
     scores = np.zeros((1, 60, 3), np.float32)
     scores[0, 10, 1], scores[0, 40, 0] = -gap, -2 * gap
     batch = TableBatch.share(compile_table(two_lobes()), 1)
     result = forward_backward(batch, scores)
     assert result.log_prob[0] == pytest.approx(-gap, rel=tolerances.LOG_PROB_RELATIVE)
-    assert ran == ALL_KINDS[:kinds]
+    assert [kind for kind, _ in ran] == ALL_KINDS[:kinds]
     ran.clear()
     assert result.occupancy[0, 20, 1] == pytest.approx(1.0, abs=tolerances.OCCUPANCY)
-    assert ran == ALL_KINDS[:kinds]
+    assert [kind for kind, _ in ran] == ALL_KINDS[:kinds]
 
 
 @pytest.mark.parametrize(
@@ -363,28 +336,19 @@ def test_the_data_decide_how_wide_the_range_is(gap, kinds, monkeypatch):
         (np.float64, "packed", "float64 plain"),
     ],
 )
-def test_scores_of_magnitude_one_stay_in_the_first_kind_of_number(dtype, kind, first, monkeypatch):
-    ran = spies(monkeypatch)
+def test_scores_of_magnitude_one_stay_in_the_first_kind_of_number(dtype, kind, first, ran):
     table = compile_table(connected_graph(5))
     batch = TableBatch.share(table, 3) if kind == "shared" else TableBatch.pack([table])
     forward_backward(batch, np.random.default_rng(1).normal(size=(batch.size, 50, NUM_PDFS)).astype(dtype))
-    assert ran == [first]
+    assert [kind for kind, _ in ran] == [first]
 
 
-def test_only_the_sequence_that_needs_it_runs_in_a_wider_range(monkeypatch):
-    wide, in_numbers = [], cpu._in_numbers
-
-    def spy(graph, job, lanes):
-        if graph.shape.form.is_wide:
-            wide.extend(lanes.tolist())
-        return in_numbers(graph, job, lanes)
-
-    monkeypatch.setattr(cpu, "_in_numbers", spy)
+def test_only_the_sequence_that_needs_it_runs_in_a_wider_range(ran):
     scores = np.zeros((8, 60, 3), np.float32)
     scores[5, 10, 1], scores[5, 40, 0] = -200.0, -400.0
     result = forward_backward(TableBatch.share(compile_table(two_lobes()), 8), scores)
     assert result.ok.all()
-    assert wide == [5]
+    assert [lanes for kind, lanes in ran if kind.endswith("wide")] == [[5]]
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 15, 16, 17, 33])
@@ -446,10 +410,9 @@ def test_digits_that_subnormal_numbers_lose_are_noticed(gap, rise):
         (np.float64, 60.0, 60, WIDE),
     ],
 )
-def test_plain_numbers_are_not_tried_where_scores_are_far_apart(dtype, gap, frames, first, monkeypatch):
+def test_plain_numbers_are_not_tried_where_scores_are_far_apart(dtype, gap, frames, first, ran):
     """By the pdfs that the graph has; others have no say."""
     scores = np.zeros((2, frames, 4), dtype)
     scores[:, :, 0], scores[:, :, 3] = -gap, np.nan
-    ran = spies(monkeypatch)
     assert_agrees(alone(compile_table(two_lobes(), 4), 2), scores)
-    assert ran[0] == first
+    assert ran[0][0] == first

@@ -48,41 +48,50 @@ def oracle(output, boost=0.0, leaky=0.1):
     packed = TableBatch.pack([compile_table(graph, WIDTH) for graph in make_graphs()])
     num = forward_backward(packed, y, LENGTHS, backend="reference")
     options = {"leaky_hmm_coefficient": leaky, "backend": "reference"}
-    return num, forward_backward(
-        make_denominator().batch(SIZE), y - boost * num.occupancy, LENGTHS, **options
-    )
+    batch = make_denominator().batch(SIZE)
+    return num, forward_backward(batch, y - boost * num.occupancy, LENGTHS, **options)
 
 
-def test_every_field_of_the_record_follows_its_formula():
+BOOST = 0.4
+
+
+@pytest.mark.parametrize(("boost", "leaky"), [(0.0, 0.1), (BOOST, 0.0), (BOOST, 1e-5), (BOOST, 0.5)])
+def test_every_field_of_the_record_and_the_gradient_follow_their_formulas(boost, leaky):
+    """With `boost` b the denominator sees y - b a(t, p), a the numerator's occupancy, which counts as a constant.
+
+    A weight of zero leaves log Z as it is and takes the gradient away.
+    """
     options = {
-        "l2_regularize": 0.01,
+        "l2_regularize": 0.05,
         "out_of_range_regularize": 0.2,
         "xent_regularize": 0.3,
         "denominator_scale": 0.7,
     }
-    loss, output = make_loss(**options), make_output(scale=20.0)
+    loss, output = make_loss(boost=boost, leaky_hmm_coefficient=leaky, **options), make_output(scale=20.0)
     weights = torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
     xent = make_output(seed=1).detach().log_softmax(dim=2).requires_grad_()
     value = loss(output, LENGTHS, make_graphs(), weights=weights, xent_log_probs=xent)
-    value.backward()
-    num, den = oracle(output)
+    (-8.0 * value).backward()
+    num, den = oracle(output, boost, leaky)
     record, y = loss.last_record, output.detach() * real_frames()
-    per_sequence = weights.view(-1, 1, 1)
+    per_sequence, excess = weights.view(-1, 1, 1), y - y.clamp(-30, 30)
     close(record.num_log_prob, num.log_prob)
     close(record.den_log_prob, den.log_prob)
     close(record.objf_ok, (weights * (num.log_prob - 0.7 * den.log_prob)).sum())
     close(record.objf, record.objf_ok)
-    close(record.l2_term, -0.5 * 0.01 * (per_sequence * y**2).sum())
-    close(record.out_of_range_term, -0.5 * 0.2 * (per_sequence * (y.abs() - 30).clamp(min=0) ** 2).sum())
+    close(record.l2_term, -0.5 * 0.05 * (per_sequence * y**2).sum())
+    close(record.out_of_range_term, -0.5 * 0.2 * (per_sequence * excess**2).sum())
     assert record.out_of_range_term < 0
     close(record.xent_objf, (per_sequence * num.occupancy * xent.detach()).sum())
-    close(-xent.grad * record.weight_ok, 0.3 * per_sequence * num.occupancy)  # a constant to the branch
     close(record.weight, (weights * torch.tensor(LENGTHS)).sum())
     close(record.weight_ok, record.weight)
     assert record.ok.all() and record.excluded == () and record.names[2] == "sequence 2"
     total = record.objf_ok + record.l2_term + record.out_of_range_term + 0.3 * record.xent_objf
     close(value.detach(), -total / record.weight_ok, tolerances.ROUNDING)
     assert value.dtype == torch.float64 and value.shape == ()
+    gradient = num.occupancy - 0.7 * den.occupancy - 0.05 * y - 0.2 * excess
+    close(output.grad * record.weight_ok, 8.0 * per_sequence * gradient)
+    close(xent.grad * record.weight_ok, 8.0 * 0.3 * per_sequence * num.occupancy)  # a constant to the branch
 
 
 @of_every_loss
@@ -147,10 +156,8 @@ def test_several_denominators_equal_separate_losses(loss_kind):
 def test_numerators_may_be_graphs_tables_or_a_batch():
     loss, output, graphs = make_loss(), make_output(), make_graphs()
     tables = [compile_table(graph, WIDTH) for graph in graphs]
-    values = [
-        loss(output, LENGTHS, given) for given in (graphs, tables, tuple(graphs), TableBatch.pack(tables))
-    ]
-    assert len({float(value.detach()) for value in values}) == 1
+    forms = graphs, tables, tuple(graphs), TableBatch.pack(tables)
+    assert len({float(loss(output, LENGTHS, given).detach()) for given in forms}) == 1
     shared = loss(output, LENGTHS, TableBatch.share(tables[0], SIZE))
     assert torch.equal(shared, loss(output, LENGTHS, [tables[0]] * SIZE))
 
@@ -172,13 +179,8 @@ def test_an_impossible_sequence_leaves_every_sum(loss_kind, kind):
     assert not output.grad[1].any() and not branch.grad[1].any()
     others = [0, 2, 3]
     part, part_branch = output.detach()[others].requires_grad_(), branch.detach()[others].requires_grad_()
-    expected = loss(
-        part,
-        [lengths[n] for n in others],
-        [graphs[n] for n in others],
-        weights=weights[others],
-        xent_log_probs=part_branch,
-    )
+    given = [lengths[n] for n in others], [graphs[n] for n in others]
+    expected = loss(part, *given, weights=weights[others], xent_log_probs=part_branch)
     expected.backward()
     close(value.detach(), expected.detach(), tolerances.ROUNDING)
     close(output.grad[others], part.grad, tolerances.ROUNDING)
@@ -198,20 +200,15 @@ def test_all_impossible_gives_zero_loss_and_a_connected_zero_gradient(loss_kind)
     value.backward()
     assert not weight.grad.any() and weight.grad.isfinite().all()
     record = loss.last_record
-    assert (
-        record.objf_ok == 0.0
-        and record.weight_ok == 0.0
-        and record.objf == -cost_of_exclusion(loss_kind) * SIZE
-    )
-    assert len(record.excluded) == SIZE
+    assert record.objf_ok == record.weight_ok == 0.0 and len(record.excluded) == SIZE
+    assert record.objf == -cost_of_exclusion(loss_kind) * SIZE
 
 
 def test_numerators_that_outweigh_the_denominator_are_told_unless_scale_or_boost_explain_it():
     """And where nothing is trained, as on a development set."""
     graphs = [replace(graph, log_prob=graph.log_prob + 5.0) for graph in make_graphs()]
-    with pytest.warns(
-        ObjectiveWarning, match=r"objf is \d+\.\d+ per frame, .* for sequence \d; expected at most 0"
-    ):
+    told = r"objf is \d+\.\d+ per frame, .* for sequence \d; expected at most 0"
+    with pytest.warns(ObjectiveWarning, match=told):
         make_loss()(make_output(), LENGTHS, graphs)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -266,11 +263,8 @@ def test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence(lo
         output[2, 5, 8] = torch.nan
     loss(output, LENGTHS, [narrow] * SIZE, xent_log_probs=None).backward()
     record = loss.last_record
-    assert (
-        record.excluded == ("sequence 2",)
-        and record.num_log_prob[2].isfinite()
-        and record.den_log_prob[2].isnan()
-    )
+    assert record.excluded == ("sequence 2",)
+    assert record.num_log_prob[2].isfinite() and record.den_log_prob[2].isnan()
     assert not output.grad[2].any() and output.grad[[0, 1, 3]].isfinite().all()
 
 
@@ -333,31 +327,6 @@ def test_a_copy_of_a_loss_outlives_it(copied):
     assert other.last_record.den_log_prob.isfinite().all()
 
 
-# `LFMMILoss(boost=b)`: the denominator sees y - b a(t, p), a the numerator's occupancy, which counts as a constant.
-
-
-BOOST = 0.4
-
-
-@pytest.mark.parametrize(("boost", "leaky"), [(0.0, 0.1), (BOOST, 0.0), (BOOST, 1e-5), (BOOST, 0.5)])
-def test_value_and_gradient_are_occupancies_of_boosted_scores_and_penalties_over_frames(boost, leaky):
-    """Times what comes in. A weight of zero leaves log Z as it is and takes the gradient away."""
-    weights = torch.tensor([1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
-    options = {"denominator_scale": 0.7, "l2_regularize": 0.05, "out_of_range_regularize": 0.2}
-    loss = make_loss(boost=boost, leaky_hmm_coefficient=leaky, **options)
-    output = make_output(scale=20.0)
-    (-8.0 * loss(output, LENGTHS, make_graphs(), weights=weights)).backward()
-    num, den = oracle(output, boost, leaky)
-    record = loss.last_record
-    close(record.num_log_prob, num.log_prob)
-    close(record.den_log_prob, den.log_prob)
-    close(record.objf_ok, (weights * (num.log_prob - 0.7 * den.log_prob)).sum())
-    y = output.detach() * real_frames()
-    excess = y - y.clamp(-30, 30)
-    expected = num.occupancy - 0.7 * den.occupancy - 0.05 * y - 0.2 * excess
-    close(output.grad * record.weight_ok, 8.0 * weights.view(-1, 1, 1) * expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1.0, 30.0, 80.0, 1000.0])
 def test_num_minus_den_is_met_per_frame_at_every_scale(scale, dtype):
@@ -372,29 +341,14 @@ def test_num_minus_den_is_met_per_frame_at_every_scale(scale, dtype):
     close(-output.grad.double(), (num.occupancy - den.occupancy) / sum(LENGTHS), limit)
 
 
-def test_the_branch_gets_the_numerators_occupancy_whatever_the_boost():
-    grads = []
-    for kind in ("LF-MMI", "boosted"):
-        branch = make_output(seed=1)
-        loss = make_loss(kind, xent_regularize=0.3)
-        weights = [1.0, 0.5, 2.0, 0.0]
-        loss(make_output(), LENGTHS, make_graphs(), weights=weights, xent_log_probs=branch).backward()
-        grads.append((branch.grad, loss.last_record.xent_objf))
-    for plain, boosted in zip(*grads, strict=True):
-        close(plain, boosted, tolerances.FLOAT64)
-
-
 def test_a_call_comes_to_its_first_kernel_through_ninety_functions_of_ten_files(monkeypatch):
     """What a profile counts as calls, generated constructors of tuples among them, in the third call.
 
     Without those that ask for free memory, every tenth of a second.
     """
     monkeypatch.setattr(memory, "FRESH", 1e9)
-    loss, batch, output = (
-        make_loss(),
-        TableBatch.pack([compile_table(graph, WIDTH) for graph in make_graphs()]),
-        make_output(),
-    )
+    batch = TableBatch.pack([compile_table(graph, WIDTH) for graph in make_graphs()])
+    loss, output = make_loss(), make_output()
     folder, called = str(Path(fsachain.__file__).parent), []
 
     def count(frame, event, argument):
