@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 
 import numpy as np
+import pytest
 
 
 def log_add(a, b):
@@ -54,6 +55,29 @@ def sample_paths(fsa, count, *, seed, max_frames=1000, stop_prob=0.2):
             path.append(leaving[state][rng.integers(len(leaving[state]))])
             state = int(fsa.dst[path[-1]])
     return paths
+
+
+def assert_same_scores(found, expected, tolerance, sequences=None, *, combine=log_add, **drawn):
+    """Of these pdf sequences, or of those of random paths of both graphs, `drawn` as `sample_paths` draws them."""
+    score, other = Scorer(found, combine), Scorer(expected, combine)
+    if sequences is None:
+        sequences = [fsa.pdf[path] for fsa in (found, expected) for path in sample_paths(fsa, **drawn)]
+    for pdfs in sequences:
+        assert score(pdfs) == pytest.approx(other(pdfs), abs=tolerance)
+
+
+def assert_same_columns(found, expected):
+    """The arrays of two acceptors, or of two transducers, are the same to the bit."""
+    labels = ("pdf",) if hasattr(found, "pdf") else ("ilabel", "olabel")
+    for name in ("src", "dst", *labels, "log_prob", "final_log_prob"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), name)
+
+
+def scores_along(pdfs, num_pdfs, others=-20.0):
+    """Scores [T, P], float32: 0 on these pdfs, `others` elsewhere."""
+    scores = np.full((len(pdfs), num_pdfs), others, dtype=np.float32)
+    scores[np.arange(len(pdfs)), pdfs] = 0.0
+    return scores
 
 
 def pdf_sequences(num_pdfs, num_frames):

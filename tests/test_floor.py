@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 import tolerances
-from cli_fixtures import graphs_of
-from graph_paths import Scorer, log_add
+from graph_paths import Scorer, assert_same_columns, log_add
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +29,8 @@ from fsachain.train.log import read_log
 
 FLOOR = 1e-3
 WORDS = {"one": "w a n", "two": "t u", "ten": "t e n", "new": "n u", "zoo": "z u"}
-LEXICON = Lexicon.from_entries([(word, 1.0, phones.split()) for word, phones in WORDS.items()])
+ENTRIES = [(word, 1.0, phones.split()) for word, phones in WORDS.items()]
+LEXICON = Lexicon.from_entries(ENTRIES)
 SEEN = [["one", "two"], ["two", "ten"], ["ten"], ["new", "one"]]  # nobody says z
 
 
@@ -63,8 +63,7 @@ def test_every_transcript_has_a_numerator_and_those_with_one_keep_it(words, name
         assert said == set(words)
         return
     assert not floored.floored
-    for column in ("src", "dst", "pdf", "log_prob", "final_log_prob"):
-        np.testing.assert_array_equal(getattr(floored.fsa, column), getattr(plain.fsa, column))
+    assert_same_columns(floored.fsa, plain.fsa)
 
 
 @given(words=TRANSCRIPTS, seed=st.integers(0, 99))
@@ -83,8 +82,7 @@ def test_the_denominator_outweighs_a_floor_that_is_no_more_than_its_leak(words, 
 
 def test_an_unseen_pair_costs_the_floor_and_begins_anew():
     """`new` after `two` is new: u -> n. Of the frames t u n u, the third is an entry of n after any history."""
-    entries = [(word, 1.0, phones.split()) for word, phones in WORDS.items()]
-    lexicon = Lexicon.from_entries(entries, silence=None)
+    lexicon = Lexicon.from_entries(ENTRIES, silence=None)
     tree = ContextTree.monophone(lexicon.phones, Topology.chain())
     _, normalization = normalised(tree, lexicon=lexicon)
     numerator = build_numerator(["two", "new"], lexicon, tree, normalization=normalization, floor=FLOOR)
@@ -107,40 +105,35 @@ def test_floors_are_probabilities_and_files_keep_who_needed_one(tmp_path):
         for name, words in (("a", ["one"]), ("b", ["zoo"]))
     }
     save_numerators(tmp_path / "n.npz", made)
-    assert {name: one.floored for name, one in load_numerators(tmp_path / "n.npz").items()} == {
-        "a": False,
-        "b": True,
-    }
+    found = {name: one.floored for name, one in load_numerators(tmp_path / "n.npz").items()}
+    assert found == {"a": False, "b": True}
 
 
 @pytest.fixture
 def corpus(fsachain, recorded):
     """A phone language model that never saw a transcript end in `no`, of which u3, u4 and u5 have none."""
-    lang = ("--lang", recorded / "lang")
     (recorded / "said").write_text("a yes\nb yes yes\nc yes\n")
-    fsachain.ok("phone-lm", recorded / "said", recorded / "lm.fst", *lang)
-    fsachain.ok("den-graph", recorded / "lm.fst", recorded / "den", *lang)
+    fsachain.ok("phone-lm said lm.fst --lang lang")
+    fsachain.ok("den-graph lm.fst den --lang lang")
     return recorded
 
 
 def test_a_development_set_keeps_what_the_phone_model_never_saw_and_a_training_set_does_not(fsachain, corpus):
-    data, graphs = corpus / "data", graphs_of(corpus)
-    out = fsachain.ok("num-graphs", data, corpus / "num.npz", *graphs).out
+    graphs = "--lang lang --den den"
+    out = fsachain.ok(f"num-graphs data num.npz {graphs}").out
     told = ", 4 with n-grams that the phone language model never saw"
     assert "5 numerators, " in out and told in out
-    assert told in fsachain.ok("num-tables", data, corpus / "tables", *graphs).out
-    unfloored = ("num-graphs", data, corpus / "none.npz", *graphs, "--floor", 0)
-    assert "4  no path" in fsachain.ends(3, *unfloored).out
-    config = ("--config", corpus / "small.yaml", "--set", "train.batch_size=1")
+    assert told in fsachain.ok(f"num-tables data tables {graphs}").out
+    assert "4  no path" in fsachain.ends(3, f"num-graphs data none.npz {graphs} --floor 0").out
+    config = f"{graphs} --config small.yaml --set train.batch_size=1"
     for name, made, options in (
-        ("graphs", "num.npz", ()),
-        ("tables", "tables", ()),
-        ("streamed", "tables", ("--stream",)),
-        ("compiled", "-", ("--stream", "--jobs", 1)),
+        ("graphs", "num.npz", ""),
+        ("tables", "tables", ""),
+        ("streamed", "tables", "--stream"),
+        ("compiled", "-", "--stream --jobs 1"),
     ):
-        numerators = "-" if made == "-" else corpus / made
-        step = ("train", data, numerators, corpus / name, *graphs, *config, "--dev", data, numerators)
-        assert f"development set: 5 utterances{told}" in fsachain.ends(3, *step, *options).err
+        step = f"train data {made} {name} {config} --dev data {made} {options}"
+        assert f"development set: 5 utterances{told}" in fsachain.ends(3, step).err
         log = list(read_log(corpus / name / "train.jsonl"))
         assert [event["dev_floored"] for event in log if event["event"] == "start"] == [4]
         (epoch,) = (event for event in log if event["event"] == "epoch")

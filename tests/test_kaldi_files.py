@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import pywrapfst
 import tolerances
+from graph_paths import assert_same_columns
 from refusals import refuses
 
 from fsachain import stream
@@ -64,18 +65,14 @@ def test_tree_and_model_and_our_own_tree_give_every_context_kaldis_pdfs(case):
     tree = read_context_tree(case / "tree", case / "0.trans_mdl", read_phones(case / "phones.txt"))
     pdfs, _ = pdf_map(case)
     assert len(pdfs) == tree.num_phones * (1 if tree.context_width == 1 else tree.num_phones + 1)
-    for (left, phone), expected in pdfs.items():
-        assert (tree.pdf(phone, 0, left or 0), tree.pdf(phone, 1, left or 0)) == expected
-    info = dict(line.split() for line in (case / "tree_info.txt").read_text().splitlines())
-    assert tree.num_pdfs == int(info["num-pdfs"])
-    assert (tree.context_width, tree.central_position) == (
-        int(info["context-width"]),
-        int(info["central-position"]),
-    )
-    ours = our_tree(case, tree.phones)
-    assert ours.num_pdfs == tree.num_pdfs
-    for (left, phone), expected in pdfs.items():
-        assert (ours.pdf(phone, 0, left or 0), ours.pdf(phone, 1, left or 0)) == expected
+    info = {
+        key: int(value) for key, value in map(str.split, (case / "tree_info.txt").read_text().splitlines())
+    }
+    assert (tree.context_width, tree.central_position) == (info["context-width"], info["central-position"])
+    for one in (tree, our_tree(case, tree.phones)):
+        assert one.num_pdfs == info["num-pdfs"]
+        for (left, phone), expected in pdfs.items():
+            assert (one.pdf(phone, 0, left or 0), one.pdf(phone, 1, left or 0)) == expected
 
 
 def test_transition_ids_mean_what_kaldi_prints(case):
@@ -107,25 +104,17 @@ def test_tree_and_model_of_different_directories_are_refused(shared):
 
 
 def test_fst_files_are_what_openfst_reads(case):
-    names = [
-        "L.fst",
-        "den.fst",
-        "normalization.fst",
-        "phone_lm.fst",
-        "sup/t0.graph.fst",
-        "sup/t0.supnorm.fst",
-    ]
-    for path in [case / name for name in names if (case / name).is_file()]:
+    names = ["L", "den", "normalization", "phone_lm", "sup/t0.graph", "sup/t0.supnorm"]
+    for path in [case / f"{name}.fst" for name in names if (case / f"{name}.fst").is_file()]:
         found, fst = read_fst(open_file(path)), pywrapfst.Fst.read(str(path))
         assert (found.num_states, found.start) == (fst.num_states(), fst.start())
-        arcs = [
-            (s, a.nextstate, a.ilabel, a.olabel, np.float32(str(a.weight)))
-            for s in fst.states()
-            for a in fst.arcs(s)
+        theirs = [
+            (s, a.nextstate, a.ilabel, a.olabel, -float(a.weight)) for s in fst.states() for a in fst.arcs(s)
         ]
-        columns = (found.src, found.dst, found.ilabel, found.olabel, 0.0 - found.log_prob)
-        assert arcs == list(zip(*(column.tolist() for column in columns), strict=True))
-        assert (-found.final_log_prob).tolist() == [np.float32(str(fst.final(s))) for s in fst.states()]
+        columns = np.stack([found.src, found.dst, found.ilabel, found.olabel, found.log_prob], axis=1)
+        np.testing.assert_allclose(columns, theirs, rtol=tolerances.PRINTED_WEIGHT)
+        finals = [-float(fst.final(state)) for state in fst.states()]
+        np.testing.assert_allclose(found.final_log_prob, finals, rtol=tolerances.PRINTED_WEIGHT)
 
 
 def test_archives_of_fsts_in_all_the_forms_kaldi_writes(case, tmp_path):
@@ -145,8 +134,7 @@ def test_archives_of_fsts_in_all_the_forms_kaldi_writes(case, tmp_path):
     text = dict(read_table(f"ark,t:{tmp_path / 'text.ark'}", read_fst))
     assert list(text) == list(graphs)
     for key, graph in graphs.items():
-        for name in ("src", "dst", "ilabel", "olabel", "log_prob", "final_log_prob"):
-            assert np.array_equal(getattr(text[key], name), getattr(graph, name)), name
+        assert_same_columns(text[key], graph)
 
 
 @pytest.mark.parametrize("aligned", [False, True], ids=["packed", "aligned"])
@@ -169,15 +157,12 @@ def test_end_to_end_examples_hold_the_supervision_that_kaldi_extracts(shared, na
     assert set(found) == set(facts)
     for key, example in found.items():
         (part,), (output,) = example.inputs, example.outputs
-        assert (
-            part.features.shape == (len(part.indexes.t), 3) and f"{part.features.shape[0]} x 3" in facts[key]
-        )
+        assert part.features.shape == (len(part.indexes.t), 3)
+        assert f"{part.features.shape[0]} x 3" in facts[key]
         assert f"frames_per_sequence={output.frames_per_sequence} label_dim={output.label_dim}" in facts[key]
         inside = part.indexes.t.clip(0, len(features[key]) - 1)
         assert np.abs(part.features - features[key][inside]).max() <= tolerances.FOUR_DECIMALS * 10
-        expected = Fsa.read(folder / f"{key}.egs.fst")
-        for field in ("src", "dst", "pdf", "log_prob", "final_log_prob"):
-            assert np.array_equal(getattr(output.fsas[0], field), getattr(expected, field)), field
+        assert_same_columns(output.fsas[0], Fsa.read(folder / f"{key}.egs.fst"))
     for ours in read_examples(folder / "cegs.ark"):
         output = found[ours.example.id].outputs[0]
         assert (ours.subsampling, ours.num_pdfs) == (3, output.label_dim)
@@ -212,19 +197,23 @@ def test_merged_examples_come_apart_into_their_sequences(tmp_path):
     assert (first.numerator.pdf.tolist(), second.numerator.pdf.tolist()) == ([0], [3])
 
 
-@pytest.mark.parametrize(
-    "method", ["kAutomaticMethod", "kSpeechFeature", "kTwoByteAuto", "kTwoByteSignedInteger", "kOneByteAuto"]
-)
-def test_compressed_matrices_unpack_as_in_kaldi(method, tmp_path):
-    path = tmp_path / "c.ark"
+def test_compressed_matrices_unpack_as_in_kaldi(tmp_path):
+    path, methods = tmp_path / "c.ark", kaldi_native_io.CompressionMethod
     values = np.random.default_rng(1).normal(size=(40, 7)).astype(np.float32)
     with kaldi_native_io.CompressedMatrixWriter(f"ark:{path}") as writer:
-        writer.write("a", values, getattr(kaldi_native_io.CompressionMethod, method))
+        for name in (
+            "AutomaticMethod",
+            "SpeechFeature",
+            "TwoByteAuto",
+            "TwoByteSignedInteger",
+            "OneByteAuto",
+        ):
+            writer.write(name, values, getattr(methods, f"k{name}"))
+    found = dict(read_table(path, read_matrix))
     with kaldi_native_io.SequentialFloatMatrixReader(f"ark:{path}") as reader:
-        expected = {key: np.array(value) for key, value in reader}["a"]
-    assert dict(read_table(path, read_matrix))["a"] == pytest.approx(
-        expected, abs=tolerances.FEW_FLOAT32_TERMS
-    )
+        for name, expected in reader:
+            assert found[name] == pytest.approx(np.array(expected), abs=tolerances.FEW_FLOAT32_TERMS)
+    assert len(found) == 5
 
 
 WRITERS = {
@@ -241,9 +230,8 @@ WRITERS = {
 @pytest.mark.parametrize("kind", WRITERS)
 def test_values_that_another_program_wrote_are_read(kind, form, tmp_path):
     writer_name, value, read = WRITERS[kind]
-    with getattr(kaldi_native_io, writer_name)(
-        f"{form},scp:{tmp_path / 'v.ark'},{tmp_path / 'v.scp'}"
-    ) as writer:
+    where = f"{form},scp:{tmp_path / 'v.ark'},{tmp_path / 'v.scp'}"
+    with getattr(kaldi_native_io, writer_name)(where) as writer:
         writer.write("first", value)
         writer.write("second", value)
     for table in ("v.ark", "v.scp"):
@@ -302,21 +290,14 @@ def test_alignments_come_apart_into_phones(shared):
     loop, leave = {p: 2 * p - 1 for p in (1, 3)}, {p: 2 * p for p in (1, 3)}
     reordered = [leave[3], loop[3], leave[3], leave[1], loop[1], loop[1]]
     plain = [loop[3], leave[3], leave[3], loop[1], loop[1], leave[1]]
-    expected = [(3, 0, 2), (3, 2, 3), (1, 3, 6)]
-    assert model.phones(reordered) == expected
-    assert model.phones(plain) == expected
+    assert model.phones(reordered) == model.phones(plain) == [(3, 0, 2), (3, 2, 3), (1, 3, 6)]
     assert model.pdfs(reordered).tolist() == [4, 5, 4, 0, 1, 1]
     refuses(DataError, r"frame 1 has 19: expected a transition id of .*1 to 18", model.pdfs, [1, 19])
 
 
 def test_symbols_are_in_id_order_and_refused_with_gaps(shared, tmp_path):
-    words = read_symbols(shared / "golden/kaldi/lm/lm1_tiny/words.txt")
-    lines = (shared / "golden/kaldi/lm/lm1_tiny/words.txt").read_text().split()
-    assert all(
-        words[int(number) - 1] == name
-        for name, number in zip(lines[::2], lines[1::2], strict=True)
-        if int(number)
-    )
+    words = shared / "golden/kaldi/lm/lm1_tiny/words.txt"
+    assert ["<eps>", *read_symbols(words)] == [line.split()[0] for line in words.read_text().splitlines()]
     (tmp_path / "words.txt").write_text("b 2\n\n<eps> 0\nc 3\na 1\n")
     assert read_symbols(tmp_path / "words.txt") == ("a", "b", "c")
     for content, message in {
@@ -338,11 +319,9 @@ SILENCE_WITH_SKIPS = """<Topology> <TopologyEntry> <ForPhones> 1 </ForPhones>
 
 def test_a_topology_that_skips_states_is_read_with_its_probabilities(tmp_path):
     half, quarter, rest = math.log(0.5), math.log(0.25), math.log(0.75)
-    model = f"<TransitionModel> {SILENCE_WITH_SKIPS}<Triples> 2 1 0 0 1 1 1 </Triples> "
-    model += (
-        f"<LogProbs> [ 0 {half:.6f} {half:.6f} {rest:.6f} {quarter:.6f} ]\n</LogProbs> </TransitionModel> "
-    )
-    (tmp_path / "0.trans_mdl").write_text(model)
+    log_probs = f"<LogProbs> [ 0 {half:.6f} {half:.6f} {rest:.6f} {quarter:.6f} ]\n</LogProbs>"
+    model = f"{SILENCE_WITH_SKIPS}<Triples> 2 1 0 0 1 1 1 </Triples> {log_probs}"
+    (tmp_path / "0.trans_mdl").write_text(f"<TransitionModel> {model} </TransitionModel> ")
     topology = read_transition_model(tmp_path / "0.trans_mdl").topology()
     assert topology.states == (HmmState(0, 0, -math.inf, half, ((2, half),)), HmmState(1, 1, quarter, rest))
     assert Topology.from_dict(json.loads(json.dumps(topology.to_dict()))) == topology
@@ -354,19 +333,10 @@ def test_a_split_tree_is_read_in_both_forms(tmp_path):
         "ContextDependency 3 1 ToPdf SE 0 [ 1 2 ]\n{ TE -1 2 ( CE 0 CE 1 )\n SE 2 [ 1 ]\n{ CE 2 CE 3 }\n}\n"
         "EndContextDependency "
     )
-    binary = b"\0BContextDependency " + kb.i4(3) + kb.i4(1) + b"ToPdf SE " + kb.i4(0)
-    binary += (
-        b"\4\2\0\0\0\1\0\0\0\2\0\0\0{ TE " + kb.i4(-1) + b"\xfc\2\0\0\0( CE " + kb.i4(0) + b"CE " + kb.i4(1)
-    )
-    binary += (
-        b") SE "
-        + kb.i4(2)
-        + b"\4\1\0\0\0\1\0\0\0{ CE "
-        + kb.i4(2)
-        + b"CE "
-        + kb.i4(3)
-        + b"} } EndContextDependency "
-    )
+    binary = (  # vectors of integers have their size in front, and a table has
+        b"\0BContextDependency %b%bToPdf SE %b\4\2\0\0\0\1\0\0\0\2\0\0\0{ TE %b\xfc\2\0\0\0( CE %bCE %b) "
+        b"SE %b\4\1\0\0\0\1\0\0\0{ CE %bCE %b} } EndContextDependency "
+    ) % (*map(kb.i4, (3, 1, 0, -1, 0, 1, 2, 2, 3)),)
     (tmp_path / "text").write_text(text)
     (tmp_path / "binary").write_bytes(binary)
     found = read_tree(tmp_path / "text")
