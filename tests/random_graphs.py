@@ -12,7 +12,7 @@ weights = st.one_of(st.floats(-3.0, 3.0), st.sampled_from([0.0, -math.inf, -20.0
 
 
 @st.composite
-def graphs(draw, max_states=4, max_arcs=7, num_pdfs=3):
+def graphs(draw, max_states=4, max_arcs=7, num_pdfs=3, weights=weights, finals=weights):
     """Any acceptor: cycles, self-loops, parallel arcs, several finals or none, any start, no arcs, dead states."""
     states = draw(st.integers(1, max_states))
     state = st.integers(0, states - 1)
@@ -20,7 +20,7 @@ def graphs(draw, max_states=4, max_arcs=7, num_pdfs=3):
     src, dst, pdf, log_prob = (
         (list(column) for column in zip(*arcs, strict=True)) if arcs else ([], [], [], [])
     )
-    final = draw(st.lists(weights, min_size=states, max_size=states))
+    final = draw(st.lists(finals, min_size=states, max_size=states))
     return Fsa(states, src, dst, pdf, log_prob, final, draw(state))
 
 
@@ -49,7 +49,7 @@ def connected_graph(seed, num_states=12, num_arcs=40, num_pdfs=9):
     src = np.concatenate([ring, [0], rng.integers(num_states, size=extra)])
     dst = np.concatenate([(ring + 1) % num_states, [0], rng.integers(num_states, size=extra)])
     final = np.where(ring % 3 == 0, rng.normal(size=num_states) - 1.0, -math.inf)
-    pdf = np.concatenate([np.arange(num_arcs) % num_pdfs])
+    pdf = np.arange(num_arcs) % num_pdfs
     return Fsa(num_states, src, dst, rng.permutation(pdf), rng.normal(size=num_arcs) - 1.5, final, 0)
 
 

@@ -1,26 +1,27 @@
 """The denominator graph scores as phone model and topology do, is stochastic, and as small as Kaldi's."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tolerances
 import torch
-from graph_paths import Scorer, log_add, pdf_sequences, sample_paths
-from hypothesis import given
+from graph_paths import Scorer, assert_same_scores, log_add, pdf_sequences
+from hypothesis import example, given
 from hypothesis import strategies as st
+from random_graphs import graphs
 from refusals import refuses
 
 import fsachain
 from fsachain import ContextTree, DenominatorGraph, Lexicon, LFMMILoss, Topology, build_numerator
 from fsachain.denominator import normalization_fsa
 from fsachain.errors import GraphError
-from fsachain.fsa import Fsa
+from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.denominator import build_denominator, free_denominator, lump
 from fsachain.graph.expand import expand_arcs
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.topology import HmmState
-from fsachain.openfst import Transducer
 
 PHONES = ("SIL", "A", "B")
 TREES = {
@@ -44,40 +45,21 @@ def state_sums(fsa):
 def test_every_state_sums_to_one_and_sequences_score_as_in_the_unmerged_graph(tree):
     """Log-sums over paths, since phones that share pdfs give one sequence several paths."""
     phone_lm = estimate_phone_lm(SENTENCES, 3, 5, 2)
-    labels = phone_lm.pdf + 1
-    phones = Transducer(
-        phone_lm.num_states,
-        phone_lm.start,
-        phone_lm.src,
-        phone_lm.dst,
-        labels,
-        labels,
-        phone_lm.log_prob,
-        phone_lm.final_log_prob,
-    )
-    graph = expand_arcs(phones, tree, self_loop_scale=1.0, transition_scale=1.0).graph
-    whole = Fsa(
-        graph.num_states, graph.src, graph.dst, graph.ilabel - 1, graph.log_prob, graph.final_log_prob, 0
-    )
+    scales = {"self_loop_scale": 1.0, "transition_scale": 1.0}
+    whole = input_fsa(expand_arcs(phone_lm.to_transducer(), tree, **scales).graph)
     small = build_denominator(phone_lm, tree)
     assert small.num_states <= whole.num_states
     np.testing.assert_allclose(state_sums(small), 1.0, rtol=0.0, atol=tolerances.ENUMERATION)
-    expected, score = Scorer(whole, log_add), Scorer(small, log_add)
-    for graph_of_path in (whole, small):
-        for path in sample_paths(graph_of_path, 60, seed=8, max_frames=60):
-            pdfs = graph_of_path.pdf[path]
-            assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.LUMPED_PATH)
+    assert_same_scores(small, whole, tolerances.LUMPED_PATH, count=60, seed=8, max_frames=60)
+
+
+NO_FINAL = Fsa(2, [0], [1], [0], [0.0], [-math.inf, -math.inf])
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: build_denominator(
-                Fsa(2, [0], [1], [0], [0.0], [-math.inf, -math.inf]), TREES["monophone"]
-            ),
-            "accepts no phone sequence",
-        ),
+        (lambda: build_denominator(NO_FINAL, TREES["monophone"]), "accepts no phone sequence"),
         (lambda: build_denominator(Fsa(1, [0], [0], [3], [-0.5], [-0.5]), TREES["monophone"]), "phone 4"),
         (lambda: free_denominator(0), "num_pdfs = 0; expected at least 1"),
         (lambda: DenominatorGraph(3, 3), "fsa is a int; expected an Fsa"),
@@ -88,29 +70,11 @@ def test_what_makes_no_denominator_is_refused(call, message):
     refuses(GraphError, message, call)
 
 
-@st.composite
-def graphs(draw):
-    """Small graphs with few distinct weights, so that states often agree."""
-    num_states = draw(st.integers(1, 6))
-    states = st.integers(0, num_states - 1)
-    weights = st.sampled_from([math.log(0.5), math.log(0.25), math.log(0.1)])
-    arcs = draw(st.lists(st.tuples(states, states, st.integers(0, 1), weights), min_size=1, max_size=14))
-    finals = draw(
-        st.lists(st.sampled_from([0.0, math.log(0.5), -math.inf]), min_size=num_states, max_size=num_states)
-    )
-    src, dst, pdf, log_prob = zip(*arcs, strict=True)
-    return Fsa(num_states, src, dst, pdf, log_prob, finals, draw(states))
-
-
-@given(graphs())
-def test_merging_states_changes_no_score(fsa):
-    """Every pdf sequence of up to five frames keeps the log-sum of its paths."""
-    merged = lump(fsa)
-    assert merged.num_states <= fsa.num_states
-    score, expected = Scorer(merged, log_add), Scorer(fsa, log_add)
-    for num_frames in range(6):
-        for pdfs in pdf_sequences(2, num_frames):
-            assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.LUMPED_PATH)
+# Few distinct weights, so that states often agree.
+SIMILAR = {
+    "weights": st.sampled_from([math.log(0.5), math.log(0.25), math.log(0.1)]),
+    "finals": st.sampled_from([0.0, math.log(0.5), -math.inf]),
+}
 
 
 def diamond(pdf, log_prob):
@@ -118,15 +82,26 @@ def diamond(pdf, log_prob):
     return Fsa(4, [0, 0, 1, 2], [1, 2, 3, 3], pdf, log_prob, [-math.inf] * 3 + [0.0])
 
 
-@pytest.mark.parametrize("pdf", [(0, 1, 2, 2), (0, 0, 1, 2)], ids=["equal futures", "proportional pasts"])
-def test_states_that_agree_become_one_and_share_in_proportion_to_their_flow(pdf):
-    """The two ways through the diamond differ in weight, so an even share would move score between them."""
-    fsa = diamond(pdf, [-0.1, -2.0, -0.3, -0.3])
+# The two ways differ in weight, so an even share would move score between them.
+EQUAL_FUTURES, PROPORTIONAL_PASTS = (
+    diamond(pdf, [-0.1, -2.0, -0.3, -0.3]) for pdf in ((0, 1, 2, 2), (0, 0, 1, 2))
+)
+
+
+@example(EQUAL_FUTURES)
+@example(PROPORTIONAL_PASTS)
+@given(graphs(6, 14, 2, **SIMILAR))
+def test_merging_states_changes_no_score(fsa):
+    """Every pdf sequence of up to five frames keeps the log-sum of its paths."""
     merged = lump(fsa)
-    assert merged.num_states == 3
-    score, expected = Scorer(merged, log_add), Scorer(fsa, log_add)
-    for pdfs in pdf_sequences(3, 2):
-        assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.LUMPED_PATH)
+    assert merged.num_states <= fsa.num_states
+    for num_frames in range(6):
+        sequences = pdf_sequences(int(fsa.pdf.max(initial=0)) + 1, num_frames)
+        assert_same_scores(merged, fsa, tolerances.LUMPED_PATH, sequences)
+
+
+def test_states_that_agree_in_their_futures_or_pasts_become_one():
+    assert lump(EQUAL_FUTURES).num_states == lump(PROPORTIONAL_PASTS).num_states == 3
 
 
 def test_states_that_differ_by_more_than_the_tolerance_stay():
@@ -154,12 +129,7 @@ class TestNormalization:
         score = Scorer(normalization_fsa(self.GRAPH, self.INITIAL), log_add)
         best = Scorer(normalization_fsa(self.GRAPH, self.INITIAL, "min"), log_add)
         one = np.zeros(3)
-        starts = [
-            Scorer(
-                Fsa(3, self.GRAPH.src, self.GRAPH.dst, self.GRAPH.pdf, self.GRAPH.log_prob, one, s), log_add
-            )
-            for s in range(3)
-        ]
+        starts = [Scorer(replace(self.GRAPH, final_log_prob=one, start=s), log_add) for s in range(3)]
         differs = False
         for pdfs in pdf_sequences(3, 3):
             expected = -math.inf
@@ -175,9 +145,6 @@ class TestNormalization:
         result = normalization_fsa(self.GRAPH, self.INITIAL)
         assert result.final_log_prob[result.start] == -math.inf
         assert result.num_states == 3
-
-    def test_another_merge_is_refused(self):
-        refuses(GraphError, "merge = 'max'", DenominatorGraph(self.GRAPH, 3).normalization_fsa, "max")
 
 
 # The denominator that accepts everything: LF-MMI with it is CTC.
@@ -200,15 +167,12 @@ def test_lfmmi_with_ctc_numerators_and_the_free_denominator_is_ctc():
     words = [["abba"], ["ab"]]
     numerators = [build_numerator(said, lexicon, tree).fsa for said in words]
     scores = torch.randn(2, FRAMES, tree.num_pdfs, generator=torch.manual_seed(2), dtype=torch.float64)
-    loss = LFMMILoss(
-        DenominatorGraph(free_denominator(tree.num_pdfs), tree.num_pdfs),
-        leaky_hmm_coefficient=0.0,
-        out_of_range_regularize=0.0,
-    )
+    denominator = DenominatorGraph(free_denominator(tree.num_pdfs), tree.num_pdfs)
+    loss = LFMMILoss(denominator, leaky_hmm_coefficient=0.0, out_of_range_regularize=0.0)
     labels = torch.tensor([[1, 2, 2, 1], [1, 2, 0, 0]])
     ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
     loss(ours, [FRAMES, 5], numerators).backward()
-    torch.nn.functional.ctc_loss(
-        theirs.log_softmax(-1).transpose(0, 1), labels, (FRAMES, 5), (4, 2), reduction="sum"
-    ).div(FRAMES + 5).backward()
+    log_probs = theirs.log_softmax(-1).transpose(0, 1)
+    losses = torch.nn.functional.ctc_loss(log_probs, labels, (FRAMES, 5), (4, 2), reduction="sum")
+    losses.div(FRAMES + 5).backward()
     torch.testing.assert_close(ours.grad, theirs.grad, atol=tolerances.OCCUPANCY, rtol=0.0)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import tolerances
 from context_trees import full_tree, split_triphone, tree_of
-from graph_paths import Scorer, log_add, pdf_sequences
+from enumeration import log_sum
+from graph_paths import Scorer, assert_same_columns, assert_same_scores, log_add, pdf_sequences
 from refusals import refuses
 
 from fsachain.errors import GraphError
@@ -24,15 +25,12 @@ from fsachain.openfst import Transducer
 
 PHONES = ("A", "B")
 NUM_FRAMES = 4
+WEIGHED = {"self_loop_scale": 1.0, "transition_scale": 1.0}
 
 
 def transducer(arcs, finals, num_states):
     """arcs: (src, dst, ilabel, olabel, log_prob); finals: {state: log_prob}."""
-    src, dst, ilabel, olabel, log_prob = zip(*arcs, strict=True)
-    final = np.full(num_states, -np.inf)
-    final[list(finals)] = list(finals.values())
-    ints = (np.array(column, dtype=np.int32) for column in (src, dst, ilabel, olabel))
-    return Transducer(num_states, 0, *ints, np.array(log_prob, dtype=np.float64), final)
+    return Transducer.of_arcs(arcs, np.array([finals.get(state, -np.inf) for state in range(num_states)]))
 
 
 LINEAR = transducer([(0, 1, 1, 7, -0.5), (1, 2, 1, 0, 0.0), (2, 3, 2, 8, -0.25)], {3: -1.0}, 4)
@@ -134,6 +132,16 @@ def state_paths(topology, most):
     return found
 
 
+def spelled(expansion, pdfs):
+    return total(expansion.graph, tuple(pdf + 1 for pdf in pdfs))
+
+
+def assert_spelled(expansion, expected):
+    """The log score of each of these pdf sequences."""
+    for pdfs, score in expected.items():
+        assert spelled(expansion, pdfs) == pytest.approx(score, abs=tolerances.ENUMERATION)
+
+
 HALF_STUCK = Topology((HmmState(0, None, -0.1), HmmState(1, 1, -0.9, -0.4)))
 SKIP = Topology(
     (HmmState(0, 0, -1.1, -0.9, ((2, -1.3),)), HmmState(1, 1, -0.5, -0.9), HmmState(2, None, -0.7))
@@ -148,9 +156,7 @@ TREES = {
     "biphone": ContextTree.biphone(PHONES, Topology.chain_one_pdf()),
     "biphone, independent A": ContextTree.biphone(PHONES, Topology.chain(), context_independent=("A",)),
     "two states": ContextTree.monophone(PHONES, Topology.left_to_right(2)),
-    "two states in biphones": ContextTree.biphone(
-        PHONES, Topology.left_to_right(2), context_independent=("B",)
-    ),
+    "two states in biphones": ContextTree.biphone(PHONES, Topology.left_to_right(2), context_independent="B"),
     "no self-loop": ContextTree.monophone(PHONES, HALF_STUCK),
     "skip": ContextTree.monophone(PHONES, SKIP),
     "skip to the end, in biphones": ContextTree.biphone(PHONES, SHORT_CUT),
@@ -175,12 +181,7 @@ def test_every_pdf_sequence_scores_as_its_phones_and_durations_say(phone_graph, 
     expected = oracle(phone_graph, tree, NUM_FRAMES, *scales)
     spellings = {tuple(label - 1 for label in labels) for labels in accepted(expansion.graph, NUM_FRAMES)}
     assert spellings == set(expected)
-    for pdfs, score in expected.items():
-        assert spelled(expansion, pdfs) == pytest.approx(score, abs=tolerances.ENUMERATION)
-
-
-def spelled(expansion, pdfs):
-    return total(expansion.graph, tuple(pdf + 1 for pdf in pdfs))
+    assert_spelled(expansion, expected)
 
 
 def collapse(pdfs):
@@ -194,13 +195,12 @@ def test_ctc_gives_every_frame_sequence_what_the_graph_of_its_topology_gives(pho
     """Numerators made of a lexicon are those of `ctc_graph`, which is written down apart."""
     tree = ContextTree.monophone(PHONES, Topology.ctc(topology))
     arcs = [(i, i + 1, phone, 0, 0.0) for i, phone in enumerate(phones)]
-    expansion = expand_arcs(
-        transducer(arcs, {len(phones): 0.0}, len(phones) + 1), tree, self_loop_scale=1.0, transition_scale=1.0
-    )
+    graph = transducer(arcs, {len(phones): 0.0}, len(phones) + 1)
+    expansion = expand_arcs(graph, tree, **WEIGHED)
     expected = Scorer(ctc_graph(phones, 0, topology), log_add)
-    for pdfs in pdf_sequences(3, 5):
-        assert spelled(expansion, pdfs) == pytest.approx(expected(pdfs), abs=tolerances.ENUMERATION)
-        if topology == "standard":
+    assert_spelled(expansion, {pdfs: expected(pdfs) for pdfs in pdf_sequences(3, 5)})
+    if topology == "standard":
+        for pdfs in pdf_sequences(3, 5):
             assert spelled(expansion, pdfs) == (0.0 if collapse(pdfs) == phones else -math.inf)
 
 
@@ -209,18 +209,18 @@ def test_ctc_gives_every_frame_sequence_what_the_graph_of_its_topology_gives(pho
 def test_blanks_stand_where_the_topology_has_them_in_any_phone_graph(phone_graph, topology):
     """Log-sums over the phone strings of their own weight and that of `ctc_graph`; epsilons hide no equal neighbour."""
     tree = ContextTree.monophone(PHONES, Topology.ctc(topology))
-    expansion = expand_arcs(phone_graph, tree, self_loop_scale=1.0, transition_scale=1.0)
+    expansion = expand_arcs(phone_graph, tree, **WEIGHED)
     strings = {
         phones: total(phone_graph, phones)
         for length in range(NUM_FRAMES + 1)
         for phones in itertools.product((1, 2), repeat=length)
     }
     spell = {p: Scorer(ctc_graph(np.array(p, dtype=int), 0, topology), log_add) for p in strings}
-    for pdfs in pdf_sequences(3, NUM_FRAMES):
-        expected = -math.inf
-        for phones, weight in strings.items():
-            expected = log_add(expected, weight + spell[phones](pdfs))
-        assert spelled(expansion, pdfs) == pytest.approx(expected, abs=tolerances.ENUMERATION)
+    expected = {
+        pdfs: log_sum(weight + spell[phones](pdfs) for phones, weight in strings.items())
+        for pdfs in pdf_sequences(3, NUM_FRAMES)
+    }
+    assert_spelled(expansion, expected)
 
 
 @pytest.mark.parametrize("topology", get_args(CtcTopology))
@@ -228,63 +228,45 @@ def test_the_denominator_of_a_unit_model_is_the_same_by_both_builders(topology):
     units = estimate_phone_lm([[1, 2, 2], [2, 1], [1, 1, 2]], 2, 0, 2)
     ours = build_denominator(units, ContextTree.monophone(PHONES, Topology.ctc(topology)))
     other = ctc_denominator(units, topology)
-    score, expected = Scorer(ours, log_add), Scorer(other, log_add)
-    for pdfs in pdf_sequences(3, 5):
-        assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.FEW_FLOAT32_TERMS)
+    assert_same_scores(ours, other, tolerances.FEW_FLOAT32_TERMS, pdf_sequences(3, 5))
     assert ours.num_states <= other.num_states
 
 
 def test_output_labels_stay_on_the_first_frame_of_their_phone():
     tree = ContextTree.monophone(PHONES, Topology.left_to_right(2))
-    expansion = expand_arcs(LINEAR, tree, self_loop_scale=1.0, transition_scale=1.0)
+    expansion = expand_arcs(LINEAR, tree, **WEIGHED)
     first = np.array(expansion.arc_is_start)
     assert sorted(expansion.graph.olabel[first].tolist()) == [0, 7, 8]
     assert not expansion.graph.olabel[~first].any()
 
 
 def test_a_phone_that_the_tree_does_not_know_is_named():
-    with pytest.raises(GraphError, match=r"arc 1 .*phone 3.*\[1, 2\]"):
-        expand_arcs(
-            transducer([(0, 1, 1, 0, 0.0), (0, 1, 3, 0, 0.0)], {1: 0.0}, 2),
-            TREES["monophone"],
-            self_loop_scale=1.0,
-            transition_scale=1.0,
-        )
+    graph = transducer([(0, 1, 1, 0, 0.0), (0, 1, 3, 0, 0.0)], {1: 0.0}, 2)
+    refuses(GraphError, r"arc 1 .*phone 3.*\[1, 2\]", expand_arcs, graph, TREES["monophone"], **WEIGHED)
 
 
-class TestOpenFst:
-    @pytest.fixture(autouse=True)
-    def pywrapfst(self):
-        import pywrapfst
+def test_arrays_cross_to_openfst_and_back():
+    for graph in (LINEAR, LOOP, EPSILONS):
+        fst = graph.to_openfst()
+        assert fst.verify()
+        back = Transducer.from_openfst(fst)
+        order = np.argsort(graph.src, kind="stable")
+        for name in ("src", "dst", "ilabel", "olabel", "log_prob"):
+            np.testing.assert_array_equal(getattr(back, name), getattr(graph, name)[order].astype("f4"))
+        np.testing.assert_array_equal(back.final_log_prob, graph.final_log_prob.astype("f4"))
 
-        return pywrapfst
 
-    def test_arrays_cross_to_openfst_and_back(self):
-        for graph in (LINEAR, LOOP, EPSILONS):
-            fst = graph.to_openfst()
-            assert fst.verify()
-            back = Transducer.from_openfst(fst)
-            order = np.argsort(graph.src, kind="stable")
-            for name in ("src", "dst", "ilabel", "olabel", "log_prob"):
-                np.testing.assert_array_equal(getattr(back, name), getattr(graph, name)[order].astype("f4"))
-            np.testing.assert_array_equal(back.final_log_prob, graph.final_log_prob.astype("f4"))
+def test_symbol_tables_and_other_fst_types_are_no_obstacle_the_empty_fst_and_other_semirings_are_refused():
+    import pywrapfst  # which not everyone has installed
 
-    def test_symbol_tables_and_other_fst_types_are_no_obstacle(self, pywrapfst):
-        fst = LINEAR.to_openfst()
-        table = pywrapfst.SymbolTable()
-        table.add_symbol("<eps>", 0)
-        table.add_symbol("A", 1)
-        fst.set_input_symbols(table)
-        plain = Transducer.from_openfst(fst)
-        constant = Transducer.from_openfst(pywrapfst.convert(fst, "const"))
-        assert fst.input_symbols() is not None
-        for name in ("src", "dst", "ilabel", "olabel", "log_prob", "final_log_prob"):
-            np.testing.assert_array_equal(getattr(plain, name), getattr(constant, name))
-        assert plain.ilabel.tolist() == [1, 1, 2]
-
-    def test_the_empty_fst_and_other_semirings_are_refused(self, pywrapfst):
-        refuses(GraphError, "no start state", Transducer.from_openfst, pywrapfst.VectorFst())
-        refuses(GraphError, "arc type 'log'", Transducer.from_openfst, pywrapfst.VectorFst("log"))
+    fst, table = LINEAR.to_openfst(), pywrapfst.SymbolTable()
+    table.add_symbol("<eps>", 0)
+    fst.set_input_symbols(table)
+    plain = Transducer.from_openfst(fst)
+    assert_same_columns(plain, Transducer.from_openfst(pywrapfst.convert(fst, "const")))
+    assert fst.input_symbols() is not None and plain.ilabel.tolist() == [1, 1, 2]
+    refuses(GraphError, "no start state", Transducer.from_openfst, pywrapfst.VectorFst())
+    refuses(GraphError, "arc type 'log'", Transducer.from_openfst, pywrapfst.VectorFst("log"))
 
 
 @pytest.mark.parametrize("name", ["biphone", "right biphone", "triphone", "quinphone", "tied triphone"])
@@ -293,14 +275,12 @@ def test_acceptors_stay_free_of_epsilon_in_wide_trees(name):
     arcs = [(0, 1, 1, 1, -0.5), (1, 2, 2, 2, 0.0), (2, 2, 1, 1, -0.1), (1, 1, 1, 1, -0.25)]
     graph = transducer(arcs, {1: -0.2, 2: -1.0}, 3)
     tree = TREES[name]
-    expansion = expand_arcs(
-        graph, tree, self_loop_scale=0.0, transition_scale=0.0, tags=[7, 8, 9, 10], epsilon_free=True
-    )
+    scales = {"self_loop_scale": 0.0, "transition_scale": 0.0}
+    expansion = expand_arcs(graph, tree, **scales, tags=[7, 8, 9, 10], epsilon_free=True)
     assert np.all(expansion.graph.ilabel > 0)
     expected = oracle(graph, tree, NUM_FRAMES, 0.0, 0.0)
     assert accepted(expansion.graph, NUM_FRAMES) == {tuple(pdf + 1 for pdf in pdfs) for pdfs in expected}
-    for pdfs, score in expected.items():
-        assert spelled(expansion, pdfs) == pytest.approx(score, abs=tolerances.ENUMERATION)
+    assert_spelled(expansion, expected)
     phone_of_tag = {7: 1, 8: 2, 9: 1, 10: 1}
     assert [phone_of_tag[tag] for tag in expansion.arc_tag] == expansion.arc_phone
     for label, phone in zip(expansion.graph.ilabel.tolist(), expansion.arc_phone, strict=True):
@@ -311,7 +291,4 @@ def test_a_wide_tree_that_asks_for_the_left_phone_alone_is_a_biphone_tree():
     biphone = TREES["biphone"]
     wide = tree_of(PHONES, Topology.chain_one_pdf(), 4, 1, lambda w, c: biphone.pdf(w[1], c, w[0]))
     for graph in (LINEAR, LOOP, EPSILONS):
-        narrow_paths = oracle(graph, biphone, NUM_FRAMES, 1.0, 1.0)
-        expansion = expand_arcs(graph, wide, self_loop_scale=1.0, transition_scale=1.0)
-        for pdfs, score in narrow_paths.items():
-            assert spelled(expansion, pdfs) == pytest.approx(score, abs=tolerances.ENUMERATION)
+        assert_spelled(expand_arcs(graph, wide, **WEIGHED), oracle(graph, biphone, NUM_FRAMES, 1.0, 1.0))
