@@ -9,9 +9,10 @@ import pytest
 import pywrapfst
 import tolerances
 from context_trees import full_tree
-from graph_paths import linear, sample_paths
+from graph_paths import linear, sample_paths, scores_along
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from fsachain.decode.decoder import Decoder
 from fsachain.errors import ConfigError, DataError, GraphError
@@ -56,11 +57,14 @@ def bigram():
         (0, 1, ids["two"], 0.5), (0, 2, ids["a"], 0.5), (1, 3, ids["too"], 0.25), (2, 3, 0, 0.1),
         (3, 3, ids["to"], 0.5), (3, 3, ids["tot"], 0.5),
     ]  # fmt: skip
-    src, dst, label, prob = (np.array(column) for column in zip(*arcs, strict=True))
-    finals = np.array([-math.inf, math.log(0.75), math.log(0.9), 0.0])
-    labels = label.astype(np.int32)
-    columns = (src.astype(np.int32), dst.astype(np.int32), labels, labels)
-    return Transducer(4, 0, *columns, np.log(prob), finals).to_openfst()
+    return grammar_of(arcs, [0.0, 0.75, 0.9, 1.0])
+
+
+def grammar_of(arcs, finals):
+    """arcs: (src, dst, word id, probability); finals: probabilities."""
+    rows = [(src, dst, label, label, math.log(prob)) for src, dst, label, prob in arcs]
+    with np.errstate(divide="ignore"):
+        return Transducer.of_arcs(rows, np.log(finals)).to_openfst()
 
 
 def pdf_sequence(tree, phones, frames):
@@ -152,20 +156,15 @@ def test_no_two_paths_spell_the_same_words_the_same_way():
 @pytest.mark.parametrize("make_tree", [monophone, biphone])
 def test_synthetic_scores_that_spell_words_are_decoded_to_these_words(make_tree):
     """Scores of +4 on the right pdfs, and noise of standard deviation 1 on all; `to` has probability 0.5."""
-    from fsachain.decode.decoder import Decoder
-
     tree = make_tree(LEXICON)
     decoder = Decoder(build_decoding_graph(LEXICON, tree, bigram()), LEXICON.words)
     rng = np.random.default_rng(3)
     by_hand = {
-        ("two", "too", "to"): (
-            ["SIL", "T", "U", "T", "U", "SIL", "T", "O", "SIL"],
-            0.5 * 0.25 * 0.5,
-            0.3**3 * 0.7,
-        ),
-        ("a", "tot", "to"): (["A", "T", "O", "T", "T", "O"], 0.5 * 0.1 * 0.5 * 0.5, 0.7**4),
+        ("two", "too", "to"): ("SIL T U T U SIL T O SIL", 0.5 * 0.25 * 0.5, 0.3**3 * 0.7),
+        ("a", "tot", "to"): ("A T O T T O", 0.5 * 0.1 * 0.5 * 0.5, 0.7**4),
     }
     for words, (phones, grammar_prob, silence_prob) in by_hand.items():
+        phones = phones.split()
         pdfs = pdf_sequence(tree, phones, rng.integers(2, 5, size=len(phones)).tolist())
         scores = rng.standard_normal((len(pdfs), tree.num_pdfs)).astype(np.float32)
         scores[np.arange(len(pdfs)), pdfs] += 4
@@ -200,26 +199,17 @@ def test_arcs_are_sorted_by_input_label_and_no_state_is_a_dead_end():
     assert graph.copy().connect().num_states() == graph.num_states()
 
 
-def grammar_of(arcs, finals, start=0):
-    src, dst, label = (np.array(column, dtype=np.int32) for column in zip(*arcs, strict=True))
-    return Transducer(
-        len(finals), start, src, dst, label, label, np.zeros(len(arcs)), np.log(finals)
-    ).to_openfst()
-
-
-@pytest.mark.filterwarnings("ignore:divide by zero")
 def test_what_cannot_be_built_is_refused_by_name():
-    tree, grammar = monophone(LEXICON), bigram()
-    with pytest.raises(GraphError, match=r"arc 0 -> 1 has word id 7; the lexicon has ids 1 to 6"):
-        build_decoding_graph(LEXICON, tree, grammar_of([(0, 1, 7)], [1.0, 1.0]))
-    with pytest.raises(GraphError, match="no word sequence is accepted"):
-        build_decoding_graph(LEXICON, tree, grammar_of([(0, 1, 1)], [0.0, 0.0]))
-    with pytest.raises(GraphError, match="phone 1 is 'SIL' in the lexicon, 'A' in the tree"):
-        build_decoding_graph(LEXICON, monophone(NO_SILENCE), grammar)
-    with pytest.raises(ConfigError, match="lm_weight = -1"):
-        build_decoding_graph(LEXICON, tree, grammar, lm_weight=-1)
-    with pytest.raises(ConfigError, match="word_insertion_penalty = nan"):
-        build_decoding_graph(LEXICON, tree, grammar, word_insertion_penalty=math.nan)
+    tree, other, grammar = monophone(LEXICON), monophone(NO_SILENCE), bigram()
+    unknown, endless = grammar_of([(0, 1, 7, 1.0)], [1.0, 1.0]), grammar_of([(0, 1, 1, 1.0)], [0.0, 0.0])
+    for error, message, *graphs, options in (
+        (GraphError, "arc 0 -> 1 has word id 7; the lexicon has ids 1 to 6", tree, unknown, {}),
+        (GraphError, "no word sequence is accepted", tree, endless, {}),
+        (GraphError, "phone 1 is 'SIL' in the lexicon, 'A' in the tree", other, grammar, {}),
+        (ConfigError, "lm_weight = -1", tree, grammar, {"lm_weight": -1}),
+        (ConfigError, "word_insertion_penalty = nan", tree, grammar, {"word_insertion_penalty": math.nan}),
+    ):
+        refuses(error, message, build_decoding_graph, LEXICON, *graphs, **options)
 
 
 # Our models decode with Kaldi's graphs, and Kaldi's grammars with our lexicon.
@@ -228,10 +218,11 @@ def test_what_cannot_be_built_is_refused_by_name():
 CASES = ["lm1_tiny", "lm2_tri_mono", "lm3_4gram_mono", "lm6_biphone_tied"]
 
 
-def scores_of(pdfs, num_pdfs):
-    scores = np.full((len(pdfs), num_pdfs), -30.0, dtype=np.float32)
-    scores[np.arange(len(pdfs)), pdfs] = 0.0
-    return scores
+def heard(decoder, words, lexicon, tree, count, seed):
+    """What is decoded along random paths of the numerator of these words."""
+    numerator = build_numerator(words, lexicon, tree)
+    for path in sample_paths(numerator.fsa, count, seed=seed):
+        yield decoder.decode(scores_along(numerator.fsa.pdf[path], tree.num_pdfs, -30.0))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -247,9 +238,7 @@ def test_kaldis_graph_over_pdfs_spells_the_words_of_our_numerator(shared, case):
         if name not in graphs:
             continue
         decoder = Decoder(pdf_graph(graphs[name], model).to_openfst(), words)
-        numerator = build_numerator(said, lexicon, tree)
-        for path in sample_paths(numerator.fsa, 5, seed=3):
-            found = decoder.decode(scores_of(numerator.fsa.pdf[path], tree.num_pdfs))
+        for found in heard(decoder, said, lexicon, tree, 5, seed=3):
             assert found.complete and list(found.words) == said
             assert found.acoustic_log_prob == 0.0  # the very frames that we accept
 
@@ -258,10 +247,8 @@ def test_a_graph_of_another_model_is_refused(shared):
     folder = shared / "golden/kaldi/lm"
     (_, graph), *_ = read_table(folder / "lm2_tri_mono/graphs.ark", read_fst)
     model = read_transition_model(folder / "lm8_onesent/0.trans_mdl")
-    with pytest.raises(
-        DataError, match=r"arc \d+ has input label \d+; .*lm8_onesent/0.trans_mdl has the transition ids"
-    ):
-        pdf_graph(graph, model)
+    told = r"arc \d+ has input label \d+; .*lm8_onesent/0.trans_mdl has the transition ids"
+    refuses(DataError, told, pdf_graph, graph, model)
 
 
 def test_a_kaldi_grammar_decodes_with_our_lexicon():
@@ -277,25 +264,18 @@ def test_a_kaldi_grammar_decodes_with_our_lexicon():
     graph = build_decoding_graph(lexicon, tree, ours.to_openfst())
     decoder = Decoder(graph, lexicon.words)
     for said in (["yes"], ["yes", "no", "yes"]):
-        numerator = build_numerator(said, lexicon, tree)
-        for path in sample_paths(numerator.fsa, 10, seed=1):
-            found = decoder.decode(scores_of(numerator.fsa.pdf[path], tree.num_pdfs))
+        for found in heard(decoder, said, lexicon, tree, 10, seed=1):
             assert list(found.words) == said and found.complete
-    with pytest.raises(DataError, match="the word 'no', which is not among the 1 words"):
-        grammar_over(grammar, symbols, ["yes"])
-    with pytest.raises(DataError, match=r"labels 0 to 3; words.txt has ids 1 to 2"):
-        grammar_over(grammar, symbols[:2], lexicon.words)
+    absent, short = "the word 'no', which is not among the 1 words", "labels 0 to 3; words.txt has ids 1 to 2"
+    refuses(DataError, absent, grammar_over, grammar, symbols, ["yes"])
+    refuses(DataError, short, grammar_over, grammar, symbols[:2], lexicon.words)
 
 
 def test_a_transducer_keeps_its_words_in_a_wide_tree():
     """Words of one phone that follow each other: the word stands before its phone is spent."""
     lexicon = Lexicon.from_entries([("a", 1.0, ["A"]), ("b", 1.0, ["B"])], silence=None)
     tree = full_tree(lexicon.phones, Topology.chain_one_pdf(), 3, 1)
-    ids = np.array([1, 2], dtype=np.int32)
-    zeros = np.zeros(2, dtype=np.int32)
-    loop = Transducer(1, 0, zeros, zeros, ids, ids, np.log([0.5, 0.5]), np.zeros(1))
-    decoder = Decoder(build_decoding_graph(lexicon, tree, loop.to_openfst()), lexicon.words)
+    loop = grammar_of([(0, 0, 1, 0.5), (0, 0, 2, 0.5)], [1.0])
+    decoder = Decoder(build_decoding_graph(lexicon, tree, loop), lexicon.words)
     for said in (["a"], ["b", "a"], ["a", "b", "b", "a"]):
-        numerator = build_numerator(said, lexicon, tree)
-        for path in sample_paths(numerator.fsa, 10, seed=2):
-            assert list(decoder.decode(scores_of(numerator.fsa.pdf[path], tree.num_pdfs)).words) == said
+        assert all(list(one.words) == said for one in heard(decoder, said, lexicon, tree, 10, seed=2))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import pywrapfst
 import tolerances
+from graph_paths import assert_same_columns
 from hypothesis import given
 from random_graphs import connected_graph, graphs
 from refusals import refuses
@@ -16,12 +17,14 @@ from fsachain.openfst import Transducer, write_fst
 INF = math.inf
 
 
-def same(left, right):
-    return (
-        (left.num_states, left.start) == (right.num_states, right.start)
-        and all((getattr(left, name) == getattr(right, name)).all() for name in ("src", "dst", "pdf"))
-        and (left.log_prob == right.log_prob).all()
-        and (left.final_log_prob == right.final_log_prob).all()
+def assert_same(left, right):
+    assert (left.num_states, left.start) == (right.num_states, right.start)
+    assert_same_columns(left, right)
+
+
+def arc_set(fsa):
+    return sorted(
+        zip(*(column.tolist() for column in (fsa.src, fsa.dst, fsa.pdf, fsa.log_prob)), strict=True)
     )
 
 
@@ -60,17 +63,15 @@ def test_text_keeps_start_arcs_and_weights_to_the_bit(fsa):
     again = Fsa.from_text(fsa.to_text())
     assert (again.num_states, again.start, again.num_arcs) == (fsa.num_states, fsa.start, fsa.num_arcs)
     assert (again.final_log_prob == fsa.final_log_prob).all()
-    arcs = [
-        sorted(zip(x.src.tolist(), x.dst.tolist(), x.pdf.tolist(), x.log_prob.tolist(), strict=True))
-        for x in (fsa, again)
-    ]
-    assert arcs[0] == arcs[1]
-    assert same(Fsa.from_text(again.to_text()), again)
+    assert arc_set(again) == arc_set(fsa)
+    assert_same(Fsa.from_text(again.to_text()), again)
+
+
+LABELS_1_AND_7 = Fsa(2, [0, 1], [1, 1], [0, 6], [-0.5, 0.25], [-INF, -1.5])
 
 
 def test_text_has_labels_from_one_and_costs():
-    fsa = Fsa(2, [0, 1], [1, 1], [0, 6], [-0.5, 0.25], [-INF, -1.5])
-    assert fsa.to_text() == "0\t1\t1\t1\t0.5\n1\t1\t7\t7\t-0.25\n1\t1.5\n"
+    assert LABELS_1_AND_7.to_text() == "0\t1\t1\t1\t0.5\n1\t1\t7\t7\t-0.25\n1\t1.5\n"
 
 
 @pytest.mark.parametrize(
@@ -82,8 +83,7 @@ def test_text_has_labels_from_one_and_costs():
     ],
 )
 def test_text_of_acceptors_and_transducers_is_read(text):
-    expected = Fsa(2, [0, 1], [1, 1], [0, 6], [-0.5, 0.25], [-INF, -1.5])
-    assert same(Fsa.from_text(text), expected)
+    assert_same(Fsa.from_text(text), LABELS_1_AND_7)
 
 
 def test_missing_costs_are_zero_and_infinity_is_no_weight():
@@ -134,33 +134,17 @@ def test_states_beyond_what_the_lines_pay_for_are_refused(lines, far):
 
 def small_fsa():
     """Start other than 0, a self-loop on it, parallel arcs, an arc of weight -inf, two finals."""
-    return Fsa(
-        4,
-        src=[2, 2, 2, 0, 0, 1],
-        dst=[2, 0, 0, 1, 3, 3],
-        pdf=[4, 0, 0, 7, 2, 9],
-        log_prob=[-0.5, 1.25, -2.0, 0.0, -math.inf, -3.0],
-        final_log_prob=[-math.inf, -0.75, -math.inf, 0.0],
-        start=2,
-    )
+    arcs = [(2, 2, 4), (2, 0, 0), (2, 0, 0), (0, 1, 7), (0, 3, 2), (1, 3, 9)]
+    log_prob = [-0.5, 1.25, -2.0, 0.0, -INF, -3.0]
+    return Fsa(4, *zip(*arcs, strict=True), log_prob, [-INF, -0.75, -INF, 0.0], start=2)
 
 
-def vector(arcs, *, finals=((1, 0.0),), start=0, states=2):
-    """A pywrapfst FST with whatever weights and labels: its own constructors refuse some that files may
-    hold."""
-    src, ilabel, olabel, cost, dst = (
-        (np.array(column) for column in zip(*arcs, strict=True)) if arcs else ((),) * 5
-    )
-    final = np.full(states, -math.inf)
-    for state, final_cost in finals:
-        final[state] = -final_cost
-    return Transducer(
-        states, start, *map(np.int32, (src, dst, ilabel, olabel)), -np.asarray(cost), final
-    ).to_openfst()
+def vector(*arcs):
+    """A pywrapfst FST of two states, the last final: of (src, dst, ilabel, olabel, log_prob), whatever they are.
 
-
-def arc_set(fsa):
-    return sorted(zip(fsa.src, fsa.dst, fsa.pdf, fsa.log_prob, strict=True))
+    Its own constructors refuse some that files may hold.
+    """
+    return Transducer.of_arcs(arcs, np.array([-INF, 0.0])).to_openfst()
 
 
 def test_label_is_pdf_plus_one_and_cost_is_minus_log_prob():
@@ -182,7 +166,7 @@ def test_round_trip_through_memory_and_file_keeps_everything(tmp_path):
 
 @pytest.mark.parametrize("arc_type", ["standard", "log", "log64"])
 def test_log_semirings_are_read_like_the_tropical_one(arc_type):
-    fst = vector([(0, 3, 3, 0.25, 1)])
+    fst = vector((0, 1, 3, 3, -0.25))
     if arc_type != "standard":
         fst = pywrapfst.arcmap(fst, map_type=f"to_{arc_type}")
     assert fst.arc_type() == arc_type
@@ -195,13 +179,8 @@ def test_golden_denominator_equals_its_arrays(shared):
     case = shared / "golden/kaldi/lm/lm1_tiny"
     fsa = Fsa.read(case / "den.fst")
     golden = np.load(case / "lm1_tiny.npz")
-    want = zip(
-        golden["den_arc_src"],
-        golden["den_arc_dst"],
-        golden["den_arc_label"] - 1,
-        -golden["den_arc_cost"],
-        strict=True,
-    )
+    src, dst, label, cost = (golden[f"den_arc_{name}"] for name in ("src", "dst", "label", "cost"))
+    want = zip(src, dst, label - 1, -cost, strict=True)
     assert (fsa.num_states, fsa.start) == (int(golden["den_num_states"]), int(golden["den_start"]))
     np.testing.assert_allclose(arc_set(fsa), sorted(want), rtol=tolerances.PRINTED_WEIGHT)
     np.testing.assert_allclose(fsa.final_log_prob, -golden["den_final_cost"], rtol=tolerances.PRINTED_WEIGHT)
@@ -210,33 +189,28 @@ def test_golden_denominator_equals_its_arrays(shared):
 @pytest.mark.parametrize(
     ("arcs", "message"),
     [
-        ([(0, 1, 1, 0.5, 1), (0, 0, 0, 0.5, 1)], r"state 0, arc 1 .*0:0.*>= 1"),
-        ([(0, 1, 2, 0.5, 1)], r"state 0, arc 0 .*1:2.*equal input and output"),
-        ([(1, 1, 1, math.nan, 1)], r"state 1, arc 0 .*nan.*finite"),
-        ([(0, 1, 1, 0.5, 1), (1, 1, 1, 0.0, 1), (1, 1, 1, -math.inf, 1)], r"state 1, arc 1 .*-inf.*finite"),
-        ([(0, -2, -2, 0.5, 1)], r"state 0, arc 0 .*-2:-2.*>= 1"),
-        ([(0, 1, 1, 0.5, 5)], r"state 0, arc 0 .*state 5.*\[0, 2\)"),
+        ([(0, 1, 1, 1, -0.5), (0, 1, 0, 0, -0.5)], r"state 0, arc 1 .*0:0.*>= 1"),
+        ([(0, 1, 1, 2, -0.5)], r"state 0, arc 0 .*1:2.*equal input and output"),
+        ([(1, 1, 1, 1, math.nan)], r"state 1, arc 0 .*nan.*finite"),
+        ([(0, 1, 1, 1, -0.5), (1, 1, 1, 1, 0.0), (1, 1, 1, 1, INF)], r"state 1, arc 1 .*-inf.*finite"),
+        ([(0, 1, -2, -2, -0.5)], r"state 0, arc 0 .*-2:-2.*>= 1"),
+        ([(0, 5, 1, 1, -0.5)], r"state 0, arc 0 .*state 5.*\[0, 2\)"),
     ],
     ids=["epsilon", "transducer", "nan", "minus-inf-cost", "negative-label", "destination"],
 )
 def test_a_bad_arc_is_refused_by_file_state_and_arc(arcs, message, tmp_path):
     path = tmp_path / "bad.fst"
-    write_fst(vector(arcs), path)
+    write_fst(vector(*arcs), path)
     refuses(GraphError, r"bad\.fst: " + message, Fsa.read, path)
 
 
 def test_files_and_weights_that_openfst_cannot_hold_are_one_graph_error(tmp_path):
-    good = tmp_path / "good.fst"
-    small_fsa().write(good)
-    data = good.read_bytes()
-    for name, content in {
-        "cut.fst": data[:-20],
-        "head.fst": data[:10],
-        "empty.fst": b"",
-        "text.fst": b"0 1 2 2\n1\n",
-    }.items():
+    small_fsa().write(tmp_path / "good.fst")
+    data = (tmp_path / "good.fst").read_bytes()
+    damaged = {"cut.fst": data[:-20], "head.fst": data[:10], "empty.fst": b"", "text.fst": b"0 1 2 2\n1\n"}
+    for name, content in damaged.items():
         (tmp_path / name).write_bytes(content)
         refuses(GraphError, rf"{name}: not an OpenFst binary file", Fsa.read, tmp_path / name)
     refuses(GraphError, r"absent\.fst: no such file", Fsa.read, tmp_path / "absent.fst")
-    with pytest.raises(GraphError, match=r"log_prob\[0\] = 1e\+300"):
-        Fsa(2, [0], [1], [0], [1e300], [-math.inf, 0.0]).to_openfst()
+    large = Fsa(2, [0], [1], [0], [1e300], [-INF, 0.0])
+    refuses(GraphError, r"log_prob\[0\] = 1e\+300", large.to_openfst)
