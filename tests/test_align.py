@@ -1,13 +1,12 @@
 """Word and phone times from network outputs that spell a known path."""
 
-from __future__ import annotations
-
+import itertools
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from graph_paths import scores_along
 from refusals import refuses
 
 from fsachain.decode.align import Alignment, FrameTiming, align, align_utterance
@@ -22,35 +21,25 @@ from fsachain.graph.topology import Topology
 TIMING = FrameTiming(subsampling=3, time_offset=1, frame_shift=0.01)
 
 
-@pytest.fixture(scope="module")
-def lexicon(tmp_path_factory: pytest.TempPathFactory) -> Lexicon:
-    path = tmp_path_factory.mktemp("lang") / "lexicon.txt"
-    path.write_text("no N OW\nnose N OW Z\nowe OW\n")
-    return Lexicon.read(path, silence="SIL")
+LEXICON = Lexicon.from_entries(
+    [("no", 1.0, ["N", "OW"]), ("nose", 1.0, ["N", "OW", "Z"]), ("owe", 1.0, ["OW"])]
+)
+TREE = ContextTree.monophone(LEXICON.phones, Topology.chain())
 
 
-@pytest.fixture(scope="module")
-def tree(lexicon: Lexicon) -> ContextTree:
-    return ContextTree.monophone(lexicon.phones, Topology.chain())
-
-
-def spell(lexicon: Lexicon, tree: ContextTree, phones: list[tuple[str, int]]) -> np.ndarray:
+def spell(*phones):
     """Scores that favour each phone for so many frames: its first pdf, then its self-loop."""
-    pdfs = [
-        tree.pdf(lexicon.phone_id(phone), min(frame, 1))
-        for phone, frames in phones
-        for frame in range(frames)
-    ]
-    scores = np.full((len(pdfs), tree.num_pdfs), -5.0, dtype=np.float32)
-    scores[np.arange(len(pdfs)), pdfs] = 5.0
-    return scores
+    pdfs = [TREE.pdf(LEXICON.phone_id(p), min(frame, 1)) for p, frames in phones for frame in range(frames)]
+    return scores_along(pdfs, TREE.num_pdfs, -10.0)
 
 
-def test_times_are_those_that_the_scores_spell(lexicon: Lexicon, tree: ContextTree) -> None:
+def aligned(scores, words, name="u1"):
+    return align_utterance(scores, build_numerator(words, LEXICON, TREE), LEXICON.phones, TIMING, name=name)
+
+
+def test_times_are_those_that_the_scores_spell():
     spoken = [("SIL", 4), ("N", 3), ("OW", 5), ("SIL", 2), ("N", 1), ("OW", 2), ("Z", 3), ("SIL", 1)]
-    numerator = build_numerator(["no", "nose"], lexicon, tree)
-    found = align_utterance(spell(lexicon, tree, spoken), numerator, lexicon.phones, TIMING, name="u1")
-    assert found is not None
+    found = aligned(spell(*spoken), ["no", "nose"])
     starts = np.cumsum([0] + [frames for _, frames in spoken])
     expected = [
         CtmEntry("u1", pytest.approx(0.03 * start), pytest.approx(0.03 * frames), phone, 1.0)
@@ -63,80 +52,60 @@ def test_times_are_those_that_the_scores_spell(lexicon: Lexicon, tree: ContextTr
     ]
 
 
-def test_a_phone_repeated_across_a_word_boundary_is_two_phones_of_two_words(
-    lexicon: Lexicon, tree: ContextTree
-) -> None:
-    numerator = build_numerator(["no", "owe", "owe"], lexicon, tree)
-    scores = spell(lexicon, tree, [("N", 2), ("OW", 3), ("OW", 4), ("OW", 2)])
-    found = align_utterance(scores, numerator, lexicon.phones, TIMING)
-    assert found is not None
+def test_a_phone_repeated_across_a_word_boundary_is_two_phones_of_two_words():
+    found = aligned(spell(("N", 2), ("OW", 3), ("OW", 4), ("OW", 2)), ["no", "owe", "owe"])
     assert [word.label for word in found.words] == ["no", "owe", "owe"]
     assert [phone.label for phone in found.phones] == ["N", "OW", "OW", "OW"]
     assert [round(word.duration / 0.03) for word in found.words] == [5, 4, 2]
 
 
-def test_alignments_are_monotonic_and_cover_every_frame_whatever_the_scores(
-    lexicon: Lexicon, tree: ContextTree
-) -> None:
+def test_alignments_are_monotonic_and_cover_every_frame_whatever_the_scores():
     rng = np.random.default_rng(11)
-    numerator = build_numerator(["nose", "no", "owe"], lexicon, tree)
     for frames in (6, 7, 20, 41):
-        found = align_utterance(
-            rng.normal(size=(frames, tree.num_pdfs)) * 10, numerator, lexicon.phones, TIMING
-        )
-        assert found is not None
+        found = aligned(10 * rng.normal(size=(frames, TREE.num_pdfs)), ["nose", "no", "owe"])
         ends = [entry.start + entry.duration for entry in found.phones]
-        assert found.phones[0].start == 0.0
-        assert [entry.start for entry in found.phones[1:]] == pytest.approx(ends[:-1])
+        assert [entry.start for entry in found.phones] == pytest.approx([0.0, *ends[:-1]])
         assert ends[-1] == pytest.approx(0.03 * frames)
         assert [word.label for word in found.words] == ["nose", "no", "owe"]
-        assert all(
-            one.start < other.start for one, other in zip(found.words[:-1], found.words[1:], strict=True)
-        )
+        assert all(one.start < other.start for one, other in itertools.pairwise(found.words))
 
 
-def test_a_frame_centre_follows_subsampling_and_offset() -> None:
+def test_a_frame_centre_follows_subsampling_and_offset():
     for subsampling, offset in ((1, 0), (3, 1), (4, 0)):
         timing = FrameTiming(subsampling, offset, 0.01)
-        cell = timing.start_of(10)
-        centre = cell + timing.frame_seconds / 2
+        centre = timing.start_of(10) + timing.frame_seconds / 2
         assert centre == pytest.approx((subsampling * 10 + offset + 0.5) * 0.01)
     assert FrameTiming(4, 0, 0.01).start_of(0) == 0.0
 
 
-def test_impossible_utterances_are_named_with_their_reason(lexicon: Lexicon, tree: ContextTree) -> None:
-    numerators = {
-        "short": build_numerator(["nose"], lexicon, tree),
-        "good": build_numerator(["no"], lexicon, tree),
-    }
-    outputs = {name: np.zeros((2, tree.num_pdfs)) for name in ("short", "good", "unknown")}
-    calls: list[tuple[int, int]] = []
-    found, failed = align(
-        outputs, numerators, lexicon.phones, TIMING, progress=lambda *call: calls.append(call)
-    )
+def test_impossible_utterances_are_named_with_their_reason():
+    numerators = {n: build_numerator([w], LEXICON, TREE) for n, w in (("short", "nose"), ("good", "no"))}
+    outputs = {name: np.zeros((2, TREE.num_pdfs)) for name in ("short", "good", "unknown")}
+    calls = []
+    progress = {"progress": lambda *call: calls.append(call)}
+    found, failed = align(outputs, numerators, LEXICON.phones, TIMING, **progress)
     assert list(found) == ["good"]
     assert failed == {"short": "no path of 2 frames, 3 are needed", "unknown": "has no numerator"}
     assert calls == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_bad_scores_are_refused_by_utterance_name(lexicon: Lexicon, tree: ContextTree) -> None:
-    numerator = build_numerator(["no"], lexicon, tree)
-    refuses(ShapeError, "'u7'", align_utterance, np.zeros(5), numerator, lexicon.phones, TIMING, name="u7")
-    with pytest.raises(DataError, match=r"'u7'.*NaN"):
-        align_utterance(np.full((5, tree.num_pdfs), np.nan), numerator, lexicon.phones, TIMING, name="u7")
+def test_bad_scores_are_refused_by_utterance_name():
+    refuses(ShapeError, "'u7'", aligned, np.zeros(5), ["no"], "u7")
+    refuses(DataError, r"'u7'.*NaN", aligned, np.full((5, TREE.num_pdfs), np.nan), ["no"], "u7")
     refuses(ConfigError, "frame_shift", FrameTiming, 3, 1, 0.0)
 
 
-def test_ctm_files_survive_a_round_trip_and_bad_lines_are_named(tmp_path: Path) -> None:
+def test_ctm_files_survive_a_round_trip_and_bad_lines_are_named(tmp_path):
     entries = [CtmEntry("u1", 0.12, 0.24, "no"), CtmEntry("u1", 0.42, 0.18, "nose")]
-    write_ctm(tmp_path / "align" / "words.ctm", entries)
-    assert (tmp_path / "align" / "words.ctm").read_text().splitlines()[0] == "u1 1 0.120 0.240 no"
-    assert read_ctm(tmp_path / "align" / "words.ctm") == entries
+    path = tmp_path / "align/words.ctm"
+    write_ctm(path, entries)
+    assert path.read_text().splitlines()[0] == "u1 1 0.120 0.240 no"
+    assert read_ctm(path) == entries
     (tmp_path / "bad.ctm").write_text("u1 1 0.1 0.2 a\nu1 1 x 0.2 a\n")
     refuses(DataError, r"bad\.ctm:2", read_ctm, tmp_path / "bad.ctm")
 
 
-def test_entries_of_an_utterance_are_in_order_of_time_wherever_they_stand() -> None:
+def test_entries_of_an_utterance_are_in_order_of_time_wherever_they_stand():
     entries = [CtmEntry(name, start, 0.5, "a") for name, start in (("u2", 1.0), ("u1", 0.1), ("u2", 0.0))]
     assert by_utterance(entries) == {"u2": [entries[2], entries[0]], "u1": [entries[1]]}
     assert not by_utterance([])
@@ -234,10 +203,8 @@ def test_what_the_model_cannot_place_stays_as_it_was(model):
     nothing = Alignment("u", -math.inf, reason="no path")
     assert model.refine([samples], unknown) is unknown and model.refine([samples], nothing) is nothing
     for few in (nothing, wrong):
-        with pytest.raises(
-            DataError, match=r"s of aligned speech to learn boundaries from; expected at least 60"
-        ):
-            BoundaryModel.fit([([samples], few)], RATE)
+        told = "s of aligned speech to learn boundaries from; expected at least 60"
+        refuses(DataError, told, BoundaryModel.fit, [([samples], few)], RATE)
 
 
 def test_a_long_recording_is_moved_piece_by_piece_whatever_its_blocks(model):
@@ -245,12 +212,10 @@ def test_a_long_recording_is_moved_piece_by_piece_whatever_its_blocks(model):
     samples = np.concatenate([part[0] for part in parts])
     starts = np.cumsum([0.0] + [part[2].seconds for part in parts])
     edges = np.concatenate([part[1][:-1] + start for part, start in zip(parts, starts, strict=False)])
-    wrong = np.concatenate(
-        [
-            [phone.start + start for phone in part[2].phones]
-            for part, start in zip(parts, starts, strict=False)
-        ]
+    shifted = (
+        np.array([p.start for p in part[2].phones]) + s for part, s in zip(parts, starts, strict=False)
     )
+    wrong = np.concatenate(list(shifted))
     long = alignment("u", [*"abababababab", "SIL"] * 40, [*wrong.round(6), starts[-1]])
     assert long.seconds > 100.0
     found = model.refine([samples], long)
@@ -264,12 +229,8 @@ def test_errors_compare_words_that_are_the_same_and_phones_one_by_one():
     words = [CtmEntry("u", 0.0, 1.0, "x"), CtmEntry("u", 1.0, 1.0, "y"), CtmEntry("v", 0.0, 1.0, "x")]
     found = [words[0]._replace(start=0.02), words[1]._replace(duration=0.97), words[2]._replace(label="z")]
     phones = [CtmEntry("u", 0.0, 0.5, "p"), CtmEntry("u", 0.5, 0.5, "q"), CtmEntry("u", 1.0, 1.0, "r")]
-    own = [
-        CtmEntry("u", 0.02, 0.5, "P"),
-        CtmEntry("u", 0.52, 0.5, "Q"),
-        CtmEntry("u", 1.02, 0.4, "R"),
-        CtmEntry("u", 1.42, 0.5, "S"),
-    ]
+    rows = (0.02, 0.5, "P"), (0.52, 0.5, "Q"), (1.02, 0.4, "R"), (1.42, 0.5, "S")
+    own = [CtmEntry("u", *row) for row in rows]
     errors = boundary_errors({"words": words, "phones": phones}, {"words": found, "phones": own}, "SIL")
     np.testing.assert_allclose(errors["words"].starts, [0.02, 0.0], atol=1e-12)
     np.testing.assert_allclose(errors["words"].ends, [0.02, -0.03], atol=1e-12)
