@@ -23,16 +23,10 @@ FEATURES = FeatureConfig(num_mel_bins=8)
 ARCHIVE = FeatureConfig(kind="archive", num_columns=5)
 
 
-def recording_of(path):
-    return lhotse.Recording.from_file(path, recording_id=path.stem)
-
-
-def cut_of(path, name, start, duration, text="yes  no", **options):
+def cut_of(path, name, start, duration, text="yes  no"):
     supervision = lhotse.SupervisionSegment(name, path.stem, 0.0, duration, text=text, speaker="anna")
-    recording = recording_of(path)
-    return lhotse.MonoCut(
-        name, start, duration, 0, supervisions=[supervision], recording=recording, **options
-    )
+    recording = lhotse.Recording.from_file(path, recording_id=path.stem)
+    return lhotse.MonoCut(name, start, duration, 0, supervisions=[supervision], recording=recording)
 
 
 @pytest.fixture
@@ -113,9 +107,8 @@ def test_other_cuts_are_read_as_lhotse_reads_them(corpus):
     counts, faults = frame_counts(data.utterances, FEATURES)
     assert not faults
     for cut, one, count in zip(changed, data, counts[0].tolist(), strict=True):
-        np.testing.assert_allclose(
-            read_audio(one, 8000), cut.load_audio().mean(axis=0), atol=FLOAT32_ROUNDING
-        )
+        expected = cut.load_audio().mean(axis=0)
+        np.testing.assert_allclose(read_audio(one, 8000), expected, atol=FLOAT32_ROUNDING)
         assert len(utterance_features(one, FEATURES)) == count
         assert one.words == ("yes", "no")
         assert audio_identity(one) is not None
@@ -173,9 +166,8 @@ def test_a_command_or_url_is_refused_unless_it_is_allowed(corpus, kind):
     with pytest.raises(DataError, match="its recording is made by a command"):  # as a report reads it
         samples_of(one, 8000, allow_commands=False)
     if kind == "command":
-        assert np.array_equal(
-            read_audio(one, 8000), soundfile.read(corpus / "a.wav", dtype="float32")[0][2000:12000]
-        )
+        expected = soundfile.read(corpus / "a.wav", dtype="float32")[0][2000:12000]
+        assert np.array_equal(read_audio(one, 8000), expected)
 
 
 def test_a_command_inside_a_mixed_cut_is_refused(corpus):
@@ -215,20 +207,15 @@ def test_stored_features_come_from_files_alone(corpus, monkeypatch, change, mess
     refuses(DataError, message, DataDir.read, write_lines(corpus / "cuts.jsonl", content))
 
 
-def write_tar(path, *members):
-    with tarfile.open(path, "w") as tar:
-        for info, content in members:
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-
-
-def shar_of(corpus, *members):
+def shar_of(corpus, info, content=b""):
+    """A shard whose tar has this one member."""
     folder = corpus / "shar"
     folder.mkdir()
-    content = with_source(corpus, "shar", "") | {"start": 0.0}
-    with gzip.open(folder / "cuts.000000.jsonl.gz", "wt") as file:
-        file.write(json.dumps(content) + "\n")
-    write_tar(folder / "recording.000000.tar", *members)
+    cut = with_source(corpus, "shar", "") | {"start": 0.0}
+    (folder / "cuts.000000.jsonl.gz").write_bytes(gzip.compress(json.dumps(cut).encode()))
+    info.size = len(content)
+    with tarfile.open(folder / "recording.000000.tar", "w") as tar:
+        tar.addfile(info, io.BytesIO(content))
     return folder
 
 
@@ -237,18 +224,17 @@ def test_a_member_of_a_tar_that_is_no_plain_file_is_refused(corpus, kind):
     info = tarfile.TarInfo("a-1.wav")
     info.type, info.linkname = kind, "/etc/passwd"
     with pytest.raises(DataError, match="no plain file; links and folders are refused"):
-        DataDir.read(shar_of(corpus, (info, b"")))
+        DataDir.read(shar_of(corpus, info))
 
 
 def test_names_in_a_tar_lead_nowhere(corpus):
-    content = (corpus / "a.wav").read_bytes()
-    folder = shar_of(corpus, (tarfile.TarInfo("../../a-1.wav"), content))
+    folder = shar_of(corpus, tarfile.TarInfo("../../a-1.wav"), (corpus / "a.wav").read_bytes())
     refuses(DataError, "is in no tar of this shard", DataDir.read, folder)
     assert sorted(path.name for path in corpus.iterdir()) == ["a.wav", "b.flac", "kaldi", "shar"]
 
 
 def test_a_tar_that_is_cut_short_or_no_tar_is_named(corpus):
-    folder = shar_of(corpus, (tarfile.TarInfo("a-1.wav"), (corpus / "a.wav").read_bytes()))
+    folder = shar_of(corpus, tarfile.TarInfo("a-1.wav"), (corpus / "a.wav").read_bytes())
     tar = folder / "recording.000000.tar"
     for size in (20_000, 700, 100):
         tar.write_bytes(tar.read_bytes()[:size])
@@ -256,23 +242,16 @@ def test_a_tar_that_is_cut_short_or_no_tar_is_named(corpus):
 
 
 def test_every_fault_of_a_manifest_is_named_and_the_others_are_read(corpus):
-    good = plain_content(corpus, "good")
-    without = plain_content(corpus, "without")
+    names = "good", "without", "several", "silent", "odd", "broken", "twice"
+    good, without, several, silent, odd, broken, twice = (plain_content(corpus, name) for name in names)
     without["supervisions"] = []
-    several = plain_content(corpus, "several")
     several["supervisions"] *= 2
-    silent = {name: value for name, value in plain_content(corpus, "silent").items() if name != "recording"}
-    odd = plain_content(corpus, "odd")
+    del silent["recording"], broken["recording"]["sources"][0]["channels"]
     odd["recording"]["sources"] = 5
-    broken = plain_content(corpus, "broken")
-    del broken["recording"]["sources"][0]["channels"]
-    twice = plain_content(corpus, "twice")
-    path = write_lines(
-        corpus / "cuts.jsonl", good, without, several, silent, odd, broken, twice, twice, {"id": 3}
-    )
+    cuts = good, without, several, silent, odd, broken, twice, twice, {"id": 3}
+    path = write_lines(corpus / "cuts.jsonl", *cuts)
     with path.open("a") as file:
-        file.write("{no json\n")
-        file.write("[" * 100_000 + "\n")
+        file.write("{no json\n" + "[" * 100_000 + "\n")
     data, faults = DataDir.check(path)
     assert [one.id for one in data] == ["good"]
     assert [(fault.id, fault.kind) for fault in faults] == [
@@ -282,16 +261,13 @@ def test_every_fault_of_a_manifest_is_named_and_the_others_are_read(corpus):
         ("odd", "table"),
         ("broken", "table"),
         ("twice", "duplicate id"),
-        (f"{path}:9", "table"),
-        (f"{path}:10", "table"),
-        (f"{path}:11", "table"),
+        *((f"{path}:{line}", "table") for line in (9, 10, 11)),
     ]
 
 
 def test_a_file_that_goes_missing_is_named_when_it_is_read(corpus):
-    lhotse.CutSet.from_cuts([cut_of(corpus / "a.wav", "a", 0.0, 1.0).perturb_volume(2.0)]).to_file(
-        corpus / "cuts.jsonl"
-    )
+    cut = cut_of(corpus / "a.wav", "a", 0.0, 1.0).perturb_volume(2.0)
+    lhotse.CutSet.from_cuts([cut]).to_file(corpus / "cuts.jsonl")
     (one,) = DataDir.read(corpus / "cuts.jsonl")
     (corpus / "a.wav").unlink()
     refuses(DataError, r"a\.wav' is missing or no regular file", read_audio, one, 8000)
@@ -313,4 +289,4 @@ def test_a_cut_that_would_take_much_memory_or_is_no_text_is_refused(corpus, chan
 def test_headers_of_a_tar_are_bounded(corpus):
     info = tarfile.TarInfo("a-1.wav")
     info.pax_headers = {"comment": "x" * 100_000}
-    refuses(DataError, "a header of more than 16384 bytes", DataDir.read, shar_of(corpus, (info, b"")))
+    refuses(DataError, "a header of more than 16384 bytes", DataDir.read, shar_of(corpus, info))

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-import kaldi_native_io
 import numpy as np
 import pytest
 import soundfile
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kaldi_native_io import CompressedMatrixWriter, CompressionMethod
 from tolerances import NORMALISED_VARIANCE, SPEED_FRAMES
 
 from fsachain.cli.model import normalise_set
@@ -37,11 +37,8 @@ def example(name, num_frames, width=3):
 def test_a_set_that_was_just_loaded_is_normalised_where_it_lies():
     rng = np.random.default_rng(3)
     for scope in ("global", "speaker", "utterance", "none"):
-        examples = [
-            Example(f"u{n}", f"s{n % 2}", ("a",), rng.normal(2, 3, (9, 4)).astype(np.float32))
-            for n in range(4)
-        ]
-        features = [one.features for one in examples]
+        features = [rng.normal(2, 3, (9, 4)).astype(np.float32) for _ in range(4)]
+        examples = [Example(f"u{n}", f"s{n % 2}", ("a",), own) for n, own in enumerate(features)]
         cmvn = estimate_cmvn(examples, CmvnConfig(scope))
         expected = [one.features.copy() for one in normalise(examples, cmvn)]
         found = normalise_set(examples, cmvn)
@@ -54,8 +51,7 @@ def test_batch_pads_with_zeros_and_keeps_order():
     batch = collate([example("a", 2), example("b", 4), example("c", 1)])
     assert batch.ids == ("a", "b", "c")
     assert batch.words == (("one",),) * 3
-    assert batch.lengths.tolist() == [2, 4, 1]
-    assert batch.lengths.dtype == torch.int64
+    assert (batch.lengths.tolist(), batch.lengths.dtype) == ([2, 4, 1], torch.int64)
     assert batch.features.dtype == torch.float32
     expected = torch.tensor([[2.0, 2, 0, 0], [4, 4, 4, 4], [1, 0, 0, 0]])
     assert torch.equal(batch.features, expected[:, :, None].expand(3, 4, 3))
@@ -123,9 +119,8 @@ def test_every_epoch_has_every_utterance_once_in_the_same_number_of_steps(
     lengths, size, frames, shards, epoch
 ):
     shard_of = None if shards is None else [position % shards for position in range(len(lengths))]
-    found = EpochOrder(
-        lambda _: lengths, batch_size=size, seed=3, batch_frames=frames, shard_of=shard_of, shards_at_once=2
-    )
+    options = {"batch_frames": frames, "shard_of": shard_of, "shards_at_once": 2}
+    found = EpochOrder(lambda _: lengths, batch_size=size, seed=3, **options)
     buckets = found.buckets(epoch)
     assert len(buckets) == found.num_batches
     assert sorted(position for bucket in buckets for position in bucket) == list(range(len(lengths)))
@@ -165,9 +160,7 @@ def test_neighbouring_steps_come_from_few_shards_and_these_change_from_epoch_to_
 
 def test_lengths_that_change_with_the_epoch_do_not_change_the_number_of_steps():
     rng = np.random.default_rng(0)
-    drawn = {
-        epoch: (np.array(LENGTHS) * rng.uniform(0.9, 1.1, 203)).astype(int).tolist() for epoch in range(20)
-    }
+    drawn = (np.array(LENGTHS) * rng.uniform(0.9, 1.1, (20, 203))).astype(int).tolist()
     found = EpochOrder(drawn.__getitem__, batch_size=203, seed=1, batch_frames=2000)
     assert {len(found.buckets(epoch)) for epoch in range(20)} == {found.num_batches}
 
@@ -209,9 +202,8 @@ def data(tmp_path):
     st.sampled_from([(25.0, 10.0), (20.0, 12.5), (21.7, 7.3)]),
 )
 def test_frames_of_so_many_samples_are_those_that_are_computed(size, rate, snip, window):
-    config = FeatureConfig(
-        sample_rate=rate, snip_edges=snip, frame_length_ms=window[0], frame_shift_ms=window[1], num_mel_bins=8
-    )
+    sizes = {"frame_length_ms": window[0], "frame_shift_ms": window[1], "num_mel_bins": 8}
+    config = FeatureConfig(sample_rate=rate, snip_edges=snip, **sizes)
     samples = np.random.default_rng(size).normal(size=size).astype(np.float32)
     assert len(compute_features(samples, config)) == num_frames_of(size, config)
 
@@ -250,11 +242,10 @@ def test_what_cannot_be_counted_is_named_and_the_others_are_counted(data, tmp_pa
 def test_rows_of_an_archive_are_counted_by_their_headers(tmp_path):
     rng = np.random.default_rng(0)
     sizes = {"a": 7, "b": 12, "c": 1}
-    where = f"ark,scp:{tmp_path / 'feats.ark'},{tmp_path / 'feats.scp'}"
-    with kaldi_native_io.CompressedMatrixWriter(where) as writer:
+    where, method = f"ark,scp:{tmp_path}/feats.ark,{tmp_path}/feats.scp", CompressionMethod.kAutomaticMethod
+    with CompressedMatrixWriter(where) as writer:
         for name, size in sizes.items():
-            matrix = rng.normal(size=(size, 4)).astype(np.float32)
-            writer.write(name, matrix, kaldi_native_io.CompressionMethod.kAutomaticMethod)
+            writer.write(name, rng.normal(size=(size, 4)).astype(np.float32), method)
     (tmp_path / "text").write_text("a one\nb one\nc one\n")
     data = DataDir.read(tmp_path)
     config = FeatureConfig(kind="archive", num_columns=4)

@@ -6,13 +6,14 @@ from functools import partial
 
 import numpy as np
 import pytest
-import pywrapfst
 import tolerances
+from graph_paths import scores_along
 from refusals import refuses
 
 from fsachain.decode.decoder import Decoder, DecoderConfig, decode, lattices, search_all
 from fsachain.decode.transcribe import word_posteriors
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError
+from fsachain.openfst import Transducer
 
 WORDS = ("yes", "no", "maybe")
 PDFS = ((0, 1), (2, 3), (4, 5, 6))
@@ -22,23 +23,17 @@ SELF_LOOP_COST = 0.25
 
 def word_loop(word_costs=(WORD_COST,) * 3):
     """Any sequence of one or more words; each pdf of a word lasts one frame or more."""
-    fst = pywrapfst.VectorFst()
-    start = fst.add_state()
-    end = fst.add_state()
-    fst.set_start(start)
-    fst.set_final(end, 0.5)
-    fst.add_arc(end, pywrapfst.Arc(0, 0, 0.0, start))
-    for word, pdfs in enumerate(PDFS, start=1):
-        state = start
-        for position, pdf in enumerate(pdfs):
-            following = fst.add_state()
-            first = position == 0
-            cost = word_costs[word - 1] if first else 0.0
-            fst.add_arc(state, pywrapfst.Arc(pdf + 1, word if first else 0, cost, following))
-            fst.add_arc(following, pywrapfst.Arc(pdf + 1, 0, SELF_LOOP_COST, following))
-            state = following
-        fst.add_arc(state, pywrapfst.Arc(0, 0, 0.0, end))
-    return fst
+    arcs, states = [(1, 0, 0, 0, 0.0)], 2  # from the end of a word, 1, to the start
+    for word, (pdfs, cost) in enumerate(zip(PDFS, word_costs, strict=True), start=1):
+        state = 0
+        for pdf in pdfs:
+            said, paid = (word, cost) if state == 0 else (0, 0.0)
+            arcs += [(state, states, pdf + 1, said, -paid), (states, states, pdf + 1, 0, -SELF_LOOP_COST)]
+            state, states = states, states + 1
+        arcs.append((state, 1, 0, 0, 0.0))
+    finals = np.full(states, -np.inf)
+    finals[1] = -0.5
+    return Transducer.of_arcs(arcs, finals).to_openfst()
 
 
 def spell(words, frames_per_pdf=2, gain=5.0, noise=0.0):
@@ -53,10 +48,8 @@ def spell(words, frames_per_pdf=2, gain=5.0, noise=0.0):
 def test_the_two_scores_are_those_of_the_path_counted_by_hand():
     decoder = Decoder(word_loop(), WORDS, DecoderConfig(acoustic_scale=0.5))
     found = decoder.decode(spell(("yes", "no")))
-    self_loops = 4
-    assert found.graph_log_prob == pytest.approx(
-        -(2 * WORD_COST + self_loops * SELF_LOOP_COST + 0.5), abs=tolerances.FEW_FLOAT32_TERMS
-    )
+    cost = 2 * WORD_COST + 4 * SELF_LOOP_COST + 0.5
+    assert found.graph_log_prob == pytest.approx(-cost, abs=tolerances.FEW_FLOAT32_TERMS)
     assert found.acoustic_log_prob == pytest.approx(8 * 5.0 * 0.5, abs=tolerances.FEW_FLOAT32_TERMS)
     lattice = decoder.lattice(spell(("yes", "no")))
     best = word_posteriors(lattice)
@@ -79,18 +72,16 @@ def test_a_graph_file_written_anew_is_read_anew(tmp_path):
     before = Decoder(path, WORDS).decode(spell(("no",)))
     word_loop((WORD_COST, WORD_COST + 1.0, WORD_COST)).write(str(path))
     after = Decoder(path, WORDS).decode(spell(("no",)))
-    assert before.graph_log_prob - after.graph_log_prob == pytest.approx(
-        1.0, abs=tolerances.FEW_FLOAT32_TERMS
-    )
+    change = before.graph_log_prob - after.graph_log_prob
+    assert change == pytest.approx(1.0, abs=tolerances.FEW_FLOAT32_TERMS)
 
 
 def test_workers_do_not_change_results_nor_their_order():
     outputs = {f"u{count}": spell(("yes", "no", "maybe")[:count] * count, noise=1.0) for count in (3, 1, 2)}
-    calls: list[tuple[int, int]] = []
+    calls = []
     alone = decode(outputs, word_loop(), WORDS, num_workers=1)
-    shared = decode(
-        outputs, word_loop(), WORDS, num_workers=2, progress=lambda done, of: calls.append((done, of))
-    )
+    progress = {"progress": lambda *call: calls.append(call)}
+    shared = decode(outputs, word_loop(), WORDS, num_workers=2, **progress)
     with ThreadPoolExecutor(2) as executor:
         lent = decode(outputs, word_loop(), WORDS, executor=executor)
     assert list(alone.items()) == list(shared.items()) == list(lent.items())
@@ -121,20 +112,15 @@ def test_an_impossible_utterance_has_no_words_and_is_not_complete():
 
 
 def test_a_path_cut_short_is_reported_as_incomplete():
-    scores = np.full((2, 7), -np.inf)
-    scores[[0, 1], [4, 5]] = 0.0
-    found = Decoder(word_loop(), WORDS).decode(scores)
-    assert found.words == ("maybe",)
-    assert not found.complete
+    found = Decoder(word_loop(), WORDS).decode(scores_along([4, 5], 7, -np.inf))
+    assert (found.words, found.complete) == (("maybe",), False)
 
 
 def test_minus_infinity_forbids_a_word():
     scores = spell(("no",))
     scores[:, 2] = -np.inf
     found = Decoder(word_loop(), WORDS).decode(scores)
-    assert found.complete
-    assert found.words
-    assert "no" not in found.words
+    assert found.complete and found.words and "no" not in found.words
 
 
 def test_what_cannot_be_searched_is_refused_by_name(tmp_path):
