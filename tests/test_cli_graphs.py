@@ -8,7 +8,7 @@ import pytest
 import tolerances
 import torch
 from cli_fixtures import TEXT, assert_one_line
-from graph_paths import sample_paths
+from graph_paths import sample_paths, scores_along
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import DenominatorGraph, Fsa, LFMMILoss, TableBatch, best_path, forward_backward
@@ -21,12 +21,12 @@ from fsachain.graph.shards import TableShards
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.model import read_context_tree
 from fsachain.kaldi.values import read_matrix, write_matrices
+from fsachain.openfst import read_fst
 
 
 def test_a_tied_language_is_made_by_counts(fsachain, built):
-    (built / "tied.yaml").write_text(
-        "lang: {context: tied-biphone, min_biphone_count: 3, min_monophone_count: 2}\n"
-    )
+    options = "context: tied-biphone, min_biphone_count: 3, min_monophone_count: 2"
+    (built / "tied.yaml").write_text(f"lang: {{{options}}}\n")
     arguments = "lang lexicon.txt tied --config tied.yaml"
     assert_one_line(fsachain(arguments), "--text")
     fsachain.ok(f"{arguments} --text data/text")
@@ -49,13 +49,8 @@ def test_stars_of_a_large_phone_model_are_said_to_be_dear():
     dear, cheap = (connected_graph(1, 100, arcs) for arcs in (2400, 400))
     forgiving = Forgiveness(substitution=5.0)
     assert "phone_lm.ngram_order: 2" in told_stars(dear, forgiving)
-    for graph, forgive in (
-        (cheap, forgiving),
-        (dear, None),
-        (None, forgiving),
-        (dear, Forgiveness(insertion=3.0)),
-    ):
-        assert told_stars(graph, forgive) == ""
+    silent = (cheap, forgiving), (dear, None), (None, forgiving), (dear, Forgiveness(insertion=3.0))
+    assert [told_stars(*pair) for pair in silent] == [""] * 4
 
 
 def test_small_graphs_are_drawn_walked_and_made_smaller(fsachain, tmp_path):
@@ -128,50 +123,36 @@ def test_a_training_is_not_mixed_with_another(fsachain, recorded):
     assert outcome.status == 0 and "epoch   2/2" in outcome.err and "epoch   1/" not in outcome.err
 
 
-class TestKaldi:
-    """The files of a Kaldi directory, through the commands."""
+@pytest.fixture
+def case(shared) -> Path:
+    return shared / "golden/kaldi/lm/lm1_tiny"
 
-    @pytest.fixture
-    def case(self, shared) -> Path:
-        return shared / "golden/kaldi/lm/lm1_tiny"
 
-    def test_directory_and_denominator_become_folders_of_ours(self, fsachain, case, tmp_path):
-        out = fsachain.ok(f"kaldi lang {case}/lexiconp.txt {case} lang").out
-        phones = read_phones(case / "phones.txt")
-        assert load_lang(Path("lang")).tree.equals(
-            read_context_tree(case / "tree", case / "0.trans_mdl", phones)
-        )
-        assert "18 pdfs" in out
-        fsachain.ok(f"kaldi den {case}/den.fst den --lang lang")
-        fsachain.ok(f"equivalent den/den.fst {case}/den.fst --semiring log")
-        data = tmp_path / "data"
-        data.mkdir()
-        (data / "text").write_text((case / "test_text.txt").read_text())
-        (data / "wav.scp").write_text("".join(f"t{n} absent.wav\n" for n in range(4)))
-        assert "\n4 numerators" in fsachain.ok("num-graphs data num.npz --lang lang --den den").out
+def test_directory_and_denominator_of_kaldi_become_folders_of_ours(fsachain, case, tmp_path):
+    out = fsachain.ok(f"kaldi lang {case}/lexiconp.txt {case} lang").out
+    theirs = read_context_tree(case / "tree", case / "0.trans_mdl", read_phones(case / "phones.txt"))
+    assert load_lang(Path("lang")).tree.equals(theirs) and "18 pdfs" in out
+    fsachain.ok(f"kaldi den {case}/den.fst den --lang lang")
+    fsachain.ok(f"equivalent den/den.fst {case}/den.fst --semiring log")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/text").write_text((case / "test_text.txt").read_text())
+    (tmp_path / "data/wav.scp").write_text("".join(f"t{n} absent.wav\n" for n in range(4)))
+    assert "\n4 numerators" in fsachain.ok("num-graphs data num.npz --lang lang --den den").out
+    told = "no tree; expected tree, phones.txt and 0.trans_mdl or final.mdl"
+    assert_one_line(fsachain(f"kaldi lang {case}/lexiconp.txt . lang"), told)
 
-    def test_a_directory_without_its_files_is_refused_by_name(self, fsachain, case, tmp_path):
-        assert_one_line(
-            fsachain(f"kaldi lang {case}/lexiconp.txt . lang"),
-            "no tree; expected tree, phones.txt and 0.trans_mdl or final.mdl",
-        )
 
-    def test_outputs_are_decoded_with_a_graph_of_kaldi(self, fsachain, case, tmp_path):
-        from fsachain.kaldi.archive import read_archive
-        from fsachain.openfst import read_fst
-
-        lexicon = Lexicon.read(case / "lexiconp.txt", phones=case / "phones.txt")
-        tree = read_context_tree(case / "tree", case / "0.trans_mdl", lexicon.phones)
-        said = dict(line.split(" ", 1) for line in (case / "test_text.txt").read_text().splitlines())
-        (name, graph), *_ = read_archive(case / "graphs.ark", read_fst)
-        graph.to_openfst().write(str(tmp_path / "HCLG.fst"))
-        numerator = build_numerator(said[name].split(), lexicon, tree)
-        (path,) = sample_paths(numerator.fsa, 1, seed=1)
-        scores = np.full((len(path), tree.num_pdfs), -20.0)
-        scores[np.arange(len(path)), numerator.fsa.pdf[path]] = 0.0
-        write_matrices(tmp_path / "out.ark", {name: scores})
-        fsachain.ok(f"kaldi decode out.scp HCLG.fst {case}/0.trans_mdl {case}/words.txt hyp")
-        assert (tmp_path / "hyp/hyp.txt").read_text().split() == [name, *said[name].split()]
+def test_outputs_are_decoded_with_a_graph_of_kaldi(fsachain, case, tmp_path):
+    lexicon = Lexicon.read(case / "lexiconp.txt", phones=case / "phones.txt")
+    tree = read_context_tree(case / "tree", case / "0.trans_mdl", lexicon.phones)
+    said = dict(line.split(" ", 1) for line in (case / "test_text.txt").read_text().splitlines())
+    (name, graph), *_ = read_table(case / "graphs.ark", read_fst)
+    graph.to_openfst().write(str(tmp_path / "HCLG.fst"))
+    numerator = build_numerator(said[name].split(), lexicon, tree)
+    (path,) = sample_paths(numerator.fsa, 1, seed=1)
+    write_matrices(tmp_path / "out.ark", {name: scores_along(numerator.fsa.pdf[path], tree.num_pdfs)})
+    fsachain.ok(f"kaldi decode out.scp HCLG.fst {case}/0.trans_mdl {case}/words.txt hyp")
+    assert (tmp_path / "hyp/hyp.txt").read_text().split() == [name, *said[name].split()]
 
 
 def test_graphs_as_text_and_other_fsts_are_described(fsachain, tmp_path):
@@ -180,12 +161,10 @@ def test_graphs_as_text_and_other_fsts_are_described(fsachain, tmp_path):
     assert text.startswith("acceptor: 2 states, 1 of them final, 2 arcs, 2 pdfs, the largest 1")
     fsachain.ok("equivalent graph.txt graph.txt --semiring log")
     (tmp_path / "lexicon.txt").write_text("0 1 0 0 0.5\n0 1 3 0\n1 1 4 7 0.7\n1 1 5 0\n1\n")
-    text = fsachain.ok("info lexicon.txt").out
-    assert text.splitlines() == [
-        "transducer: 2 states, 1 of them final, 4 arcs",
-        "3 input labels, 1 output labels",
-        "1 arcs without input label, 3 without output label, 1 without both; 2 self-loops",
-    ]
+    assert fsachain.ok("info lexicon.txt").out == (
+        "transducer: 2 states, 1 of them final, 4 arcs\n3 input labels, 1 output labels\n"
+        "1 arcs without input label, 3 without output label, 1 without both; 2 self-loops\n"
+    )
     (tmp_path / "tree").write_text("ContextDependency")
     assert_one_line(fsachain("info tree"), "fsachain kaldi show")
 
@@ -201,14 +180,10 @@ DENOMINATOR = connected_graph(0)
 @pytest.fixture
 def files(tmp_path):
     """The second utterance is too short; the last has no numerator."""
-    names = ["a", "b", "c"]
-    rng = np.random.default_rng(1)
-    scores = {
-        name: rng.normal(size=(frames, WIDTH)).astype(np.float32)
-        for name, frames in zip([*names, "d"], [*LENGTHS, 5], strict=True)
-    }
+    rng, frames = np.random.default_rng(1), [*LENGTHS, 5]
+    scores = {"abcd"[n]: rng.normal(size=(frames[n], WIDTH)).astype(np.float32) for n in range(4)}
     write_matrices(tmp_path / "out.ark", scores)
-    graphs = [f"{name}\n{graph.to_text()}\n" for name, graph in zip(names, NUMERATORS, strict=True)]
+    graphs = [f"{name}\n{graph.to_text()}\n" for name, graph in zip("abc", NUMERATORS, strict=True)]
     (tmp_path / "num.ark").write_text("".join(graphs))
     (tmp_path / "den.txt").write_text(DENOMINATOR.to_text())
     return scores
@@ -225,9 +200,8 @@ def test_the_objective_of_files_and_its_derivatives_are_those_of_the_loss(fsacha
     for n, name in enumerate("abc"):
         padded[n, : LENGTHS[n]] = torch.from_numpy(scores[name])
     padded.requires_grad_()
-    loss = LFMMILoss(
-        DenominatorGraph(DENOMINATOR, WIDTH), leaky_hmm_coefficient=0.1, out_of_range_regularize=0.0
-    )
+    denominator = DenominatorGraph(DENOMINATOR, WIDTH)
+    loss = LFMMILoss(denominator, leaky_hmm_coefficient=0.1, out_of_range_regularize=0.0)
     loss(padded, LENGTHS, NUMERATORS).backward()
     record, deriv = loss.last_record, f"new/deriv{suffix}"
     given = "out.scp ark:num.ark den.txt"
@@ -284,9 +258,8 @@ def test_graphs_of_an_archive_meet_their_own_scores_and_others_are_named(fsachai
     scores = files
     np.savez("some.npz", a=scores["a"], c=scores["c"])
     out = fsachain.ok("sum num.ark some.npz").out
-    expected = [
-        float(forward_backward([NUMERATORS[n]], scores[k][None]).log_prob[0]) for n, k in ((0, "a"), (2, "c"))
-    ]
+    alone = ((NUMERATORS[n], scores[name][None]) for n, name in ((0, "a"), (2, "c")))
+    expected = [float(forward_backward([graph], own).log_prob[0]) for graph, own in alone]
     assert [float(rows(out)[name][1]) for name in "ac"] == pytest.approx(expected, rel=tolerances.SIX_DIGITS)
     np.savez("wrong.npz", a=scores["a"], c=scores["c"][:, :5], d=scores["d"][0])
     wanted = "expected floating-point numbers [frames, pdfs]"

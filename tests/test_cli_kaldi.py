@@ -66,10 +66,9 @@ def test_lattices_become_weighted_numerators_and_what_has_none_is_left_out(
     model, out = case / "0.trans_mdl", taken_over / "num.npz"
     (taken_over / "data" / "text").write_text("a\nb\nc\n")
     command = f"kaldi supervise data {model} num.npz lat.1 {OPTIONS} --lm-scale 0.3"
-    status, _, err = fsachain(f"{command} --bad-data stop")
-    assert status == 1 and "--bad-data is stop" in err and not out.exists()
-    status, text, err = fsachain(command)
-    assert status == 3 and "2 utterances left out" in err
+    assert "--bad-data is stop" in fsachain.ends(1, f"{command} --bad-data stop").err and not out.exists()
+    _, text, err = fsachain.ends(3, command)
+    assert "2 utterances left out" in err
     supervised = "1 utterance supervised, 1 chunk"
     for told in (supervised, "no recording", "no alignment", "b: is not in the alignment"):
         assert told in text
@@ -92,10 +91,8 @@ def test_lattices_become_chunks_that_train(fsachain, taken_over, lattices, case)
     names.write_text((case / "phones.txt").read_text())
     command = f"kaldi supervise data {case}/0.trans_mdl chunks.npz lat.1 {options}"
     assert_one_line(fsachain(f"{command} --lm-scale 0.5"), "weights need whole utterances")
-    status, out, err = fsachain(f"{command} --phones names.txt")
-    assert status == 3 and "2 chunks" in out, err
-    status, _, err = fsachain(f"train data chunks.npz exp {options}")
-    assert status == 3, err
+    assert "2 chunks" in fsachain.ends(3, f"{command} --phones names.txt").out
+    fsachain.ends(3, f"train data chunks.npz exp {options}")
     names.write_text(names.read_text().replace("SIL", "noise"))
     assert_one_line(fsachain(f"{command} --phones names.txt"), "lacks the phone 'noise'")
     assert_one_line(fsachain(f"{command} lat.1"), "the lattice of 'a' is in another table too")
@@ -104,22 +101,16 @@ def test_lattices_become_chunks_that_train(fsachain, taken_over, lattices, case)
 def test_alignments_become_times_of_phones_that_supervise(fsachain, taken_over, case):
     model = read_transition_model(case / "0.trans_mdl")
     said = {"a": [(1, 4), (2, 5), (3, 6)], "b": [(1, 8), (4, 7)]}
-    lines = [
-        f"{name} {' '.join(str(i) for phone, frames in spans for i in spoken(model, phone, frames))}\n"
-        for name, spans in said.items()
-    ]
-    (taken_over / "ali.1").write_text(lines[0])
-    (taken_over / "ali.2").write_text(lines[1])
+    for number, (name, spans) in enumerate(said.items(), start=1):
+        ids = " ".join(str(i) for phone, frames in spans for i in spoken(model, phone, frames))
+        (taken_over / f"ali.{number}").write_text(f"{name} {ids}\n")
     command = f"kaldi ctm {case}/0.trans_mdl {case}/phones.txt phones.ctm ali.1"
     assert fsachain.ok(f"{command} ali.2").out.startswith("2 utterances")
-    names = load_lang(taken_over / "lang").lexicon.phones
-    assert (taken_over / "phones.ctm").read_text().splitlines() == [
-        f"a 1 0.000 0.040 {names[0]}",
-        f"a 1 0.040 0.050 {names[1]}",
-        f"a 1 0.090 0.060 {names[2]}",
-        f"b 1 0.000 0.080 {names[0]}",
-        f"b 1 0.080 0.070 {names[3]}",
-    ]
+    sil, second, third, fourth, *_ = load_lang(taken_over / "lang").lexicon.phones
+    assert (taken_over / "phones.ctm").read_text() == (
+        f"a 1 0.000 0.040 {sil}\na 1 0.040 0.050 {second}\na 1 0.090 0.060 {third}\n"
+        f"b 1 0.000 0.080 {sil}\nb 1 0.080 0.070 {fourth}\n"
+    )
     assert "utterances supervised" in fsachain.ok(f"supervise data phones.ctm chunks.npz {OPTIONS}").out
     (taken_over / "ali.2").write_text("c 1 999\n")
     assert_one_line(fsachain(f"{command} ali.2"), "utterance 'c': frame 1 has 999: expected a transition id")
@@ -141,19 +132,16 @@ def test_examples_of_kaldi_train_a_network(fsachain, taken_over, case):
         first = example.window.first
         assert (chunk.start, chunk.end) == (first, first + example.window.length)
     fsachain.ok(f"train egs/data egs/chunks.npz exp {OPTIONS}")
-    assert_one_line(
-        fsachain(f"kaldi egs egs {archive} {archive}"), "the example 't0' is in another table too"
-    )
+    twice = fsachain(f"kaldi egs egs {archive} {archive}")
+    assert_one_line(twice, "the example 't0' is in another table too")
 
 
-def test_weights_of_examples_become_factors_and_speaker_vectors_are_named(fsachain, tmp_path):
-    rows = [(0, t, 0) for t in range(-1, 8)]
-    features = np.arange(9.0).reshape(9, 1)
+def test_weights_of_examples_become_factors(fsachain, tmp_path):
+    rows, outputs = ([(0, t, 0) for t in times] for times in (range(-1, 8), (0, 3, 6)))
     graph = kb.const_fst([[(1, 1, 0.0, 0)]], [0.0])
-    outputs = [(0, t, 0) for t in (0, 3, 6)]
-    (tmp_path / "cegs.ark").write_bytes(b"a \0B" + kb.chain_example(features, rows, outputs, 1, graph))
-    text = fsachain.ok("kaldi egs egs cegs.ark").out
-    assert "speaker" not in text
+    example = kb.chain_example(np.arange(9.0).reshape(9, 1), rows, outputs, 1, graph)
+    (tmp_path / "cegs.ark").write_bytes(b"a \0B" + example)
+    fsachain.ok("kaldi egs egs cegs.ark")
     ((chunk,),) = load_chunks(tmp_path / "egs/chunks.npz")["a"]
     assert chunk.frame_weights.tolist() == [0.5] * 3
 
@@ -190,12 +178,11 @@ def test_what_is_shown_can_be_read_again(fsachain, tmp_path, kind):
 
 
 def test_models_trees_and_examples_are_shown(fsachain, case):
-    status, text, _ = fsachain(f"kaldi show model {case}/0.trans_mdl")
+    text = fsachain.ok(f"kaldi show model {case}/0.trans_mdl").out
     rows = [line.split("\t") for line in text.splitlines()[2:]]
-    expected = [
-        line.split()[1:] for line in (case / "pdf_map.txt").read_text().splitlines() if line.startswith("T ")
-    ]
-    assert status == 0 and [row[:4] for row in rows] == [row[:4] for row in expected]
+    lines = (line.split() for line in (case / "pdf_map.txt").read_text().splitlines())
+    expected = [fields[1:] for fields in lines if fields[0] == "T"]
+    assert [row[:4] for row in rows] == [row[:4] for row in expected]
     assert [row[4] == "yes" for row in rows] == [row[4] == "1" for row in expected]
     assert all(float(row[6]) == pytest.approx(math.log(0.5), abs=tolerances.FOUR_DECIMALS) for row in rows)
     text = fsachain(f"kaldi show tree {case}/tree").out
@@ -236,13 +223,9 @@ def test_the_normalization_of_kaldi_is_made_on_request(fsachain, case, tmp_path)
     for merge in ("sum", "min"):
         den = tmp_path / merge
         fsachain.ok(f"kaldi den {case}/den.fst {den} {lang} --merge {merge}")
-        ours = Fsa.read(den / "normalization.fst")
-        score, expected = Scorer(ours), Scorer(theirs)
-        differences = []
-        for path in sample_paths(theirs, 60, seed=5, max_frames=30):
-            pdfs = theirs.pdf[path]
-            if path:
-                differences.append(abs(score(pdfs) - expected(pdfs)))
+        score, expected = Scorer(Fsa.read(den / "normalization.fst")), Scorer(theirs)
+        sampled = [theirs.pdf[path] for path in sample_paths(theirs, 60, seed=5, max_frames=30) if path]
+        differences = [abs(score(pdfs) - expected(pdfs)) for pdfs in sampled]
         alike[merge] = max(differences) <= tolerances.KALDI_SUPERVISION_PATH
     assert alike == {"sum": False, "min": True}
     made = tmp_path / "made"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import tolerances
 from cli_fixtures import TEXT, assert_one_line
-from graph_paths import Scorer, log_add, sample_paths
+from graph_paths import Scorer, assert_same_columns, assert_same_scores, log_add, sample_paths, scores_along
+from refusals import refuses
 
 from fsachain import ContextTree, Forgiveness, Fsa, Lexicon, Topology, build_numerator
 from fsachain.cli.graphs import load_normalization
@@ -32,13 +33,9 @@ from fsachain.train.source import ForgivingNumerators
 PATTERNS = {"u1": "( 0.7 yes no | 0.3 yes yes no )", "u2": "* no *", "u3": "yes <loop>", "u4": "[ no ] <spell>"}  # fmt: skip
 
 
-def scores_alike(found: Fsa, expected: Fsa, count=40) -> None:
-    """Random paths of each have the same total score in both."""
-    score, other = Scorer(found, log_add), Scorer(expected, log_add)
-    for fsa in (found, expected):
-        for path in sample_paths(fsa, count, seed=3, max_frames=40):
-            pdfs = fsa.pdf[path]
-            assert score(pdfs) == pytest.approx(other(pdfs), abs=tolerances.FEW_FLOAT32_TERMS)
+def scores_alike(found: Fsa, expected: Fsa) -> None:
+    drawn = {"count": 40, "seed": 3, "max_frames": 40}
+    assert_same_scores(found, expected, tolerances.FEW_FLOAT32_TERMS, **drawn)
 
 
 def test_patterns_become_numerators(fsachain, built):
@@ -46,8 +43,7 @@ def test_patterns_become_numerators(fsachain, built):
     (built / "patterns").write_text("".join(f"{name} {text}\n" for name, text in lines))
     out = built / "num" / "patterns.npz"
     spell = "--part <spell> phone_lm.fst --jobs 2"
-    status, text, err = fsachain(f"num-patterns patterns {out} --lang lang --den den {spell}")
-    assert status == 3, err
+    text = fsachain.ends(3, f"num-patterns patterns {out} --lang lang --den den {spell}").out
     assert "4 numerators, " in text and "3 utterances left out" in text
     for reason in ("u5: pattern: expected", "u6: word 'maybe'", "u7: the pattern is empty"):
         assert reason in text
@@ -66,8 +62,7 @@ def test_patterns_become_numerators(fsachain, built):
     for name, pattern in expected.items():
         made = build_pattern_numerator(pattern, language.lexicon, language.tree, normalization=normalization)
         assert found[name].words == made.words
-        np.testing.assert_array_equal(found[name].fsa.src, made.fsa.src)
-        np.testing.assert_array_equal(found[name].fsa.log_prob, made.fsa.log_prob)
+        assert_same_columns(found[name].fsa, made.fsa)
 
 
 def test_numerators_of_patterns_train_whatever_the_transcripts_say(fsachain, recorded):
@@ -88,8 +83,7 @@ def test_word_graphs_come_as_text_openfst_and_addresses(fsachain, built):
     Fsa.from_text(WORD_GRAPH).write(built / "two.fst")
     (built / "graphs.scp").write_text("u1 one.txt\nu2 two.fst\n")
     lang = "--lang lang --words words.txt"
-    status, text, err = fsachain(f"num-fsts graphs.txt a.npz {lang}")
-    assert status == 3, err
+    text = fsachain.ends(3, f"num-fsts graphs.txt a.npz {lang}").out
     assert "2 numerators" in text and "u3: the grammar has labels" in text
     fsachain.ok(f"num-fsts graphs.scp b.npz {lang}")
     text_form, files = load_numerators(built / "a.npz"), load_numerators(built / "b.npz")
@@ -116,11 +110,9 @@ def test_graphs_over_phones_and_over_pdfs_are_taken_as_such(fsachain, built):
     normalization = load_normalization(language, built / "den")
     expected = build_numerator(["yes", "no"], lexicon, tree, normalization=normalization).fsa
     scores_alike(load_numerators(built / "pdfs.npz")["u1"].fsa, expected)
-    only = load_numerators(built / "phones.npz")["u1"]
-    score, inside = Scorer(only.fsa, log_add), Scorer(normalization, log_add)
-    for path in sample_paths(only.fsa, 20, seed=1):
-        pdfs = only.fsa.pdf[path]
-        assert score(pdfs) == pytest.approx(inside(pdfs), abs=tolerances.FEW_FLOAT32_TERMS)
+    only = load_numerators(built / "phones.npz")["u1"].fsa
+    sequences = [only.pdf[path] for path in sample_paths(only, 20, seed=1)]
+    assert_same_scores(only, normalization, tolerances.FEW_FLOAT32_TERMS, sequences)
     (built / "wide.txt").write_text("u1\n0 1 99 99\n1\n\n")
     given = f"num-fsts wide.txt no.npz {graphs} --labels"
     assert_one_line(fsachain(f"{given} pdfs"), "utterance 'u1': has pdf 98; the tree has 12")
@@ -139,12 +131,9 @@ def test_graphs_of_kaldi_over_transition_ids_are_numerators(fsachain, shared, tm
     found = load_numerators(tmp_path / "num.npz")
     assert set(found) == set(said) and text.startswith(f"{len(said)} numerators")
     for name, words in said.items():
-        score = Scorer(found[name].fsa)
         ours = build_numerator(words.split(), language.lexicon, language.tree).fsa
-        expected = Scorer(ours)
-        for path in sample_paths(ours, 20, seed=2):
-            pdfs = ours.pdf[path]
-            assert score(pdfs) == pytest.approx(expected(pdfs), abs=tolerances.KALDI_SUPERVISION_PATH)
+        drawn = {"combine": max, "count": 20, "seed": 2}
+        assert_same_scores(found[name].fsa, ours, tolerances.KALDI_SUPERVISION_PATH, **drawn)
 
 
 def half(name, number):
@@ -166,8 +155,8 @@ def test_results_come_in_order_and_refusals_by_name(jobs):
 
 
 def test_a_process_that_is_killed_is_one_error():
-    with pytest.raises(DataError, match=r"a worker .* was ended from outside"):
-        Resources(jobs=2).collect(half, [("a", 2), ("b", 99), ("c", 4)], "halves")
+    items = [("a", 2), ("b", 99), ("c", 4)]
+    refuses(DataError, "a worker .* was ended from outside", Resources(jobs=2).collect, half, items, "halves")
 
 
 def test_a_word_model_is_spelled_out(fsachain, built):
@@ -241,8 +230,7 @@ def test_units_with_a_blank_are_decoded(topology):
     graph = build_decoding_graph(lexicon, tree, word_loop(lexicon.words, lexicon))
     units = ["lo", None, "l", None, "l", None, None, "ha", "lo", None, "he", "l", "lo"]
     pdfs = [0 if unit is None else lexicon.phone_id(unit) for unit in units]
-    scores = np.full((len(pdfs), tree.num_pdfs), -20.0, dtype=np.float32)
-    scores[np.arange(len(pdfs)), pdfs] = 0.0
+    scores = scores_along(pdfs, tree.num_pdfs)
     assert decode({"u": scores}, graph, lexicon.words)["u"].words == ("loll", "halo", "hello")
 
 
@@ -257,13 +245,15 @@ def test_penalties_change_from_epoch_to_epoch_and_edits_are_in_the_log(fsachain,
     assert epochs[0]["substituted"] < epochs[1]["substituted"] < 1.0
     assert "of 100 words" in err
     graphs = load_numerators(trained / "forgiving.npz")
-    numerators = ForgivingNumerators(
-        graphs, 1000, lambda epoch: Forgiveness(9.0 - epoch, deletion=2.0, star="sum")
-    )
+
+    def priced(epoch):
+        return Forgiveness(9.0 - epoch, deletion=2.0, star="sum")
+
+    numerators = ForgivingNumerators(graphs, 1000, priced)
     name, graph = next(iter(graphs.items()))
-    assert graph.forgive == Forgiveness(1.0, deletion=2.0, star="sum")
+    assert graph.forgive == priced(8)
     for epoch in (0, 1, 8):
-        wanted = graph.priced(Forgiveness(9.0 - epoch, deletion=2.0, star="sum"))
+        wanted = graph.priced(priced(epoch))
         table = numerators.at(epoch)[name]
         assert np.array_equal(table.by_src.log_prob, compile_table(wanted, 1000).by_src.log_prob)
     for files, told in (
@@ -288,20 +278,13 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
     for wrong in ("-1", "-1@0,2@1"):
         outcome = fsachain(f"{numerators} --set forgive.insertion={wrong}")
         assert_one_line(outcome, "forgive.insertion = -1: expected a penalty of at least 0")
-    for made in (
-        "num-tables data tables",
-        "num-graphs data dev.npz --as-written",
-        "num-tables data dev --as-written",
-    ):
-        fsachain.ok(f"{made} {graphs} --set forgive.insertion=2")
+    for made in ("tables data tables", "graphs data dev.npz --as-written", "tables data dev --as-written"):
+        fsachain.ok(f"num-{made} {graphs} --set forgive.insertion=2")
     train = f"train data forgiving.npz exp2 {graphs} --config small.yaml --dev data"
     for forgiving in ("forgiving.npz", "tables"):
         assert_one_line(fsachain(f"{train} {forgiving}"), "`fsachain num-graphs --as-written`")
-    plain = load_numerators(trained / "num.npz")
-    assert all(
-        np.array_equal(one.arc_word, plain[name].arc_word)
-        for name, one in load_numerators(trained / "dev.npz").items()
-    )
+    plain, written = (load_numerators(trained / f"{name}.npz") for name in ("num", "dev"))
+    assert all(np.array_equal(one.arc_word, plain[name].arc_word) for name, one in written.items())
     for written in ("dev.npz", "dev"):
         fsachain.ok(f"{train} {written} --num-epochs 1")
     out = trained / "doubts"

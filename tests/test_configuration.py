@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cli_fixtures import assert_one_line
+from refusals import refuses
 
 from fsachain.cli.config import NETWORKS, SECTIONS, Experiment, options_of, read_experiment
 from fsachain.data.features import FeatureConfig
@@ -26,10 +27,8 @@ def every_option():
 
 
 def test_page_of_the_documentation_is_what_the_command_prints(fsachain):
-    printed = fsachain("config").out
-    assert printed == (ROOT / "docs" / "configuration.md").read_text(), (
-        "make it anew: fsachain config > docs/configuration.md"
-    )
+    printed, page = fsachain("config").out, ROOT / "docs/configuration.md"
+    assert printed == page.read_text(), "make it anew: fsachain config > docs/configuration.md"
     assert max(map(len, printed.splitlines())) <= 125
 
 
@@ -58,6 +57,12 @@ def test_file_of_defaults_is_a_configuration_that_changes_nothing(fsachain, tmp_
     assert fsachain("config", "--diff", path).out == f"{path}: every option has its default\n"
 
 
+def test_configuration_survives_its_own_dictionary():
+    refuses(ConfigError, r"network: expected a table, got \[3\]", Experiment.from_dict, {"network": [3]})
+    experiment = Experiment.from_dict({"lang": {"silence": None}, "network": {"channels": 32}})
+    assert Experiment.from_dict(experiment.to_dict()) == experiment
+
+
 def test_differences_name_option_value_and_default(fsachain, tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
@@ -76,27 +81,21 @@ def test_differences_name_option_value_and_default(fsachain, tmp_path):
 @pytest.mark.parametrize("option", [option for option in every_option() if option.default is not None])
 def test_every_option_can_be_set_from_the_command_line(option):
     """Its default given again changes nothing: the name is known and the value is of its type."""
-    kind = (
-        "conformer"
-        if option.name.startswith("network.") and option.name.split(".")[1] not in vars(NETWORKS["tdnnf"])
-        else "tdnnf"
-    )
-    given = [f"network.kind={kind}", f"{option.name}={option.default}"]
-    made = read_experiment(None, given)
-    if option.name.startswith("network."):
+    section, name = option.name.split(".")[:2]
+    is_of_conformers = section == "network" and name not in vars(NETWORKS["tdnnf"])
+    kind = f"network.kind={'conformer' if is_of_conformers else 'tdnnf'}"
+    made = read_experiment(None, [kind, f"{option.name}={option.default}"])
+    if section == "network":
         _ = sized(made).network_spec(5).config
     else:
-        assert made == read_experiment(None, given[:1])
+        assert made == read_experiment(None, [kind])
 
 
 def test_set_changes_what_the_file_says(fsachain, built):
-    config = built / "config.yaml"
-    config.write_text("lang: {topology: chain}\n")
-    given = ("lang", built / "lexicon.txt", built / "other", "--config", config)
-    assert fsachain(*given).out.startswith("2 words, 6 phones, 12 pdfs")
-    assert fsachain(*given, "--set", "lang.topology=chain-one-pdf").out.startswith(
-        "2 words, 6 phones, 6 pdfs"
-    )
+    (built / "config.yaml").write_text("lang: {topology: chain}\n")
+    step = "lang lexicon.txt other --config config.yaml"
+    for change, pdfs in (("", 12), (" --set lang.topology=chain-one-pdf", 6)):
+        assert fsachain(step + change).out.startswith(f"2 words, 6 phones, {pdfs} pdfs")
 
 
 @pytest.mark.parametrize(
@@ -106,12 +105,13 @@ def test_set_changes_what_the_file_says(fsachain, built):
         ("lang.silence.x=3", "--set lang.silence.x=3: silence is 'SIL', not a section"),
         ("train.num_epochs=[", "--set train.num_epochs=[: '[' is no YAML value"),
         ("train.num_epoch=3", "train.num_epoch: unknown option; did you mean 'num_epochs'?"),
+        ("phone_lm.ngram_order=1", "phone_lm.ngram_order: 1; expected 0, or 2 and more"),
     ],
 )
-def test_wrong_change_is_one_line(fsachain, built, change, message):
+def test_a_wrong_change_is_one_line_before_any_work(fsachain, built, change, message):
     (built / "config.yaml").write_text("lang: {silence: SIL}\n")
-    given = ("lang", built / "lexicon.txt", built / "other", "--config", built / "config.yaml")
-    assert_one_line(fsachain(*given, "--set", change), message)
+    assert_one_line(fsachain("lang lexicon.txt other --config config.yaml --set", change), message)
+    assert not (built / "other").exists()
 
 
 @pytest.mark.parametrize(
