@@ -31,19 +31,15 @@ from fsachain.loss.ctc import NormalizationWarning
 TOPOLOGIES = ["standard", "compact", "selfless", "minimal"]
 BACKENDS = ["cpu", "reference"]
 GOLDEN = ["torch_ctc_B32", "torch_ctc_edge_zi1", "k2_ctc"]
+ANY_SCORES = {"inputs": "log_probs", "unnormalized": "ignore"}
 
 
 def torch_losses_and_gradient(batch):
     leaf = batch.leaf()
-    losses = torch.nn.functional.ctc_loss(
-        leaf.log_softmax(-1), *batch.arguments(), "none", zero_infinity=True
-    )
+    options = {"reduction": "none", "zero_infinity": True}
+    losses = torch.nn.functional.ctc_loss(leaf.log_softmax(-1), *batch.arguments(), **options)
     losses.sum().backward()
     return losses.detach().numpy(), leaf.grad.numpy()
-
-
-def relative(losses):
-    return np.maximum(tolerances.LOG_PROB_FLOOR, np.abs(losses))
 
 
 @pytest.mark.parametrize("inputs", ["logits", "log_probs"])
@@ -56,9 +52,8 @@ def test_losses_and_gradients_of_logits_are_those_of_torch(inputs, batch, backen
     options = {"inputs": inputs, "unnormalized": "error", "backend": backend}
     losses = ctc_loss(scores, *batch.arguments(), "none", zero_infinity=True, **options)
     losses.sum().backward()
-    np.testing.assert_allclose(
-        losses.detach() / relative(expected), expected / relative(expected), atol=tolerances.FLOAT64
-    )
+    size = np.maximum(tolerances.LOG_PROB_FLOOR, np.abs(expected))
+    np.testing.assert_allclose(losses.detach() / size, expected / size, atol=tolerances.FLOAT64)
     np.testing.assert_allclose(leaf.grad, expected_gradient, atol=tolerances.FLOAT64)
 
 
@@ -73,23 +68,12 @@ def test_values_of_torch_and_k2_are_met(name, inputs, backend):
     logits = torch.from_numpy(values["logits"]).requires_grad_()
     scores = logits.transpose(0, 1)
     lengths = values.get("input_lengths", values.get("lengths")), values["target_lengths"]
-    losses = ctc_loss(
-        scores if inputs == "logits" else scores.log_softmax(-1),
-        torch.from_numpy(values["targets"]),
-        *map(torch.from_numpy, lengths),
-        int(values["blank"]),
-        "none",
-        zero_infinity=True,
-        inputs=inputs,
-        backend=backend,
-    )
+    given = *map(torch.from_numpy, (values["targets"], *lengths)), int(values["blank"])
+    options = {"reduction": "none", "zero_infinity": True, "inputs": inputs, "backend": backend}
+    losses = ctc_loss(scores if inputs == "logits" else scores.log_softmax(-1), *given, **options)
     losses.sum().backward()
-    np.testing.assert_allclose(
-        losses.detach(),
-        values["loss"],
-        rtol=tolerances.PEER_COST_RELATIVE,
-        atol=tolerances.PEER_COST_RELATIVE,
-    )
+    near = {"rtol": tolerances.PEER_COST_RELATIVE, "atol": tolerances.PEER_COST_RELATIVE}
+    np.testing.assert_allclose(losses.detach(), values["loss"], **near)
     np.testing.assert_allclose(logits.grad, values["grad_logits"], atol=tolerances.PEER_CTC_GRADIENT)
 
 
@@ -104,9 +88,7 @@ def test_a_loss_is_minus_log_z_of_the_graph_that_the_topology_names(topology, ba
     scores = torch.from_numpy(batch.scores).transpose(0, 1).requires_grad_()
     log_z = total_log_prob(TableBatch.pack(tables), scores, batch.input_lengths, backend="reference")
     (-log_z.sum()).backward()
-    losses, gradient = losses_and_gradient(
-        batch, inputs="log_probs", unnormalized="ignore", topology=topology, backend=backend
-    )
+    losses, gradient = losses_and_gradient(batch, **ANY_SCORES, topology=topology, backend=backend)
     np.testing.assert_allclose(losses, -log_z.detach(), rtol=tolerances.FLOAT64)
     np.testing.assert_allclose(gradient, scores.grad.transpose(0, 1), atol=tolerances.FLOAT64)
 
@@ -125,14 +107,8 @@ def test_a_delay_penalty_is_paid_at_the_first_frame_of_each_label(topology, dela
             gain = sum(delay * ((frames - 1) / 2 - run[0][0]) for run in labels)
             total += math.exp(scores[np.arange(frames), 0, path].sum() + gain)
     batch = CtcBatch(scores, np.array([target]), [frames], [2], 0)
-    losses, _ = losses_and_gradient(
-        batch,
-        inputs="log_probs",
-        unnormalized="ignore",
-        delay_penalty=delay,
-        topology=topology,
-        backend=backend,
-    )
+    options = {"delay_penalty": delay, "topology": topology, "backend": backend}
+    losses, _ = losses_and_gradient(batch, **ANY_SCORES, **options)
     assert losses[0] == pytest.approx(-math.log(total), abs=tolerances.FLOAT64)
 
 
@@ -140,9 +116,8 @@ def test_log_priors_are_taken_off_the_log_probabilities():
     batch = random_batch(2)
     log_priors = np.random.default_rng(1).standard_normal(batch.scores.shape[2])
     shifted = batch.with_scores(batch.scores - log_priors)
-    options = {"inputs": "log_probs", "unnormalized": "ignore"}
-    losses, gradient = losses_and_gradient(batch, log_priors=torch.from_numpy(log_priors), **options)
-    expected, expected_gradient = losses_and_gradient(shifted, **options)
+    losses, gradient = losses_and_gradient(batch, log_priors=torch.from_numpy(log_priors), **ANY_SCORES)
+    expected, expected_gradient = losses_and_gradient(shifted, **ANY_SCORES)
     np.testing.assert_allclose(losses, expected, rtol=tolerances.ROUNDING)
     np.testing.assert_allclose(gradient, expected_gradient, atol=tolerances.FLOAT64)
 
@@ -217,12 +192,8 @@ def test_reductions_and_forms_of_targets_are_those_of_torch(reduction):
     for form in (*forms, (targets.int(), *rest)):
         torch.testing.assert_close(ctc_loss(log_probs, *form, reduction), expected)
     torch.testing.assert_close(CTCLoss(batch.blank, reduction)(log_probs, *forms[0][:3]), expected)
-    single = (
-        log_probs[:, 0],
-        joined[: batch.target_lengths[0]],
-        batch.input_lengths[0],
-        batch.target_lengths[0],
-    )
+    frames, labels = batch.input_lengths[0], batch.target_lengths[0]
+    single = log_probs[:, 0], joined[:labels], frames, labels
     single = *map(torch.as_tensor, single), batch.blank, reduction
     torch.testing.assert_close(ctc_loss(*single), torch.nn.functional.ctc_loss(*single))
 
@@ -285,6 +256,9 @@ def unnormalized_scores():
     return scores
 
 
+MANY_CLASSES = torch.randn(6, 2, 999, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+
+
 def test_rows_that_do_not_sum_to_one_are_named_in_an_error():
     message = r"bert: the probabilities of frame 4 sum to 1.64872; expected 1: .*inputs='logits'"
     with pytest.raises(DataError, match=message):
@@ -293,10 +267,8 @@ def test_rows_that_do_not_sum_to_one_are_named_in_an_error():
 
 def test_rows_that_do_not_sum_to_one_give_one_warning():
     """Both rows have their turn in the same call, and whichever is seen, the worse of them is named."""
-    loss = CTCLoss()
-    with pytest.warns(
-        NormalizationWarning, match="sequence 1: the probabilities of frame 4 sum to 1.64872"
-    ) as said:
+    loss, told = CTCLoss(), "sequence 1: the probabilities of frame 4 sum to 1.64872"
+    with pytest.warns(NormalizationWarning, match=told) as said:
         for _ in range(6):
             loss(unnormalized_scores(), **GOOD)
     assert len(said) == 1 and said[0].filename == __file__, "the caller's line, not the library's"
@@ -326,8 +298,7 @@ def test_three_calls_look_at_every_frame_to_warn_and_one_to_raise(frame, backend
         (torch.where(torch.arange(6)[:, None, None] < torch.tensor([6, 5])[:, None], SCORES, 3.0), {}),
         *[(SCORES.to(dtype), {}) for dtype in (torch.float16, torch.bfloat16, torch.float64)],
         (torch.randn(6, 2, 5, generator=torch.Generator().manual_seed(0)).mul(90).log_softmax(-1), {}),
-        (torch.randn(6, 2, 999, generator=torch.Generator().manual_seed(0)).log_softmax(-1), {}),
-        (torch.randn(6, 2, 999, generator=torch.Generator().manual_seed(0)).log_softmax(-1).bfloat16(), {}),
+        *[(MANY_CLASSES.to(dtype), {}) for dtype in (torch.float32, torch.bfloat16)],
     ],
 )
 def test_nothing_is_said_where_nothing_is_wrong_or_nothing_is_asked(scores, options):

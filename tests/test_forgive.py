@@ -3,13 +3,14 @@
 import itertools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 import tolerances
 import torch
 from edit_scripts import STAR, scripts, spoken_scripts
-from graph_paths import Scorer, join, log_add
+from graph_paths import Scorer, join, log_add, scores_along
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refuses
@@ -62,9 +63,8 @@ def test_a_sequence_weighs_what_the_scripts_that_it_matches_do_together_and_neve
 
 
 def test_alternatives_of_an_acceptor_are_forgiven_one_by_one():
-    either = fsachain.Fsa(
-        3, [0, 0, 1], [1, 2, 2], [0, 1, 1], np.log([0.3, 0.7, 1.0]), [-np.inf, -np.inf, 0.0]
-    )
+    final = [-np.inf, -np.inf, 0.0]
+    either = fsachain.Fsa(3, [0, 0, 1], [1, 2, 2], [0, 1, 1], np.log([0.3, 0.7, 1.0]), final)
     penalties = {"substitution": 1.0, "insertion": 2.0}
     both = Scorer(forgive(either, [0, 1], **penalties), log_add)
     apart = [Scorer(forgive(said, [0, 1], **penalties), log_add) for said in ([0, 1], [1])]
@@ -85,7 +85,7 @@ def test_alternatives_of_an_acceptor_are_forgiven_one_by_one():
     ],
 )
 def test_a_penalty_that_cannot_be_is_named(options, message):
-    refuses(ConfigError, message.replace(".", r"\."), Forgiveness, **options)
+    refuses(ConfigError, re.escape(message), Forgiveness, **options)
 
 
 def test_labels_and_units_that_cannot_be_are_named():
@@ -96,14 +96,23 @@ def test_labels_and_units_that_cannot_be_are_named():
     refuses(ConfigError, r"deletion = 0.0: expected a penalty above 0 where", forgive, [0], [1], deletion=0.0)
 
 
-LEXICON = Lexicon.from_entries(
-    [("a", 1.0, ["A"]), ("ab", 0.6, ["A", "B"]), ("ab", 0.4, ["B"])], silence_prob=0.3
-)
+ENTRIES = [("a", 1.0, ["A"]), ("ab", 0.6, ["A", "B"]), ("ab", 0.4, ["B"])]
+LEXICON = Lexicon.from_entries(ENTRIES, silence_prob=0.3)
 TREE = ContextTree.monophone(LEXICON.phones, Topology.chain())
 SIL, A, B = (LEXICON.phone_id(name) for name in ("SIL", "A", "B"))
 LM = estimate_phone_lm([[SIL, A, B], [A, A, SIL], [B, A], [B, SIL, B]], ngram_order=2, no_prune_ngram_order=2)
-DENOMINATOR = DenominatorGraph(build_denominator(LM, TREE), TREE.num_pdfs)
-NORMALIZATION = DENOMINATOR.normalization_fsa()
+
+
+def denominator_of(tree):
+    return DenominatorGraph(build_denominator(LM, tree), tree.num_pdfs)
+
+
+def oracle(fsas, scores, num_pdfs):
+    batch = fsachain.TableBatch.pack([fsachain.compile_table(fsa, num_pdfs) for fsa in fsas])
+    return fsachain.forward_backward(batch, scores, backend="reference")
+
+
+NORMALIZATION = denominator_of(TREE).normalization_fsa()
 FORGIVING = [
     Forgiveness(substitution=1.0),
     Forgiveness(insertion=0.5),
@@ -153,11 +162,8 @@ def test_without_a_price_that_can_be_paid_a_numerator_is_the_plain_one():
             build_numerator(["ab", "a"], LEXICON, TREE, normalization=normalization, forgive=options)
             for options in (None, Forgiveness())
         )
-        batch = fsachain.TableBatch.pack(
-            [fsachain.compile_table(n.fsa, TREE.num_pdfs) for n in (plain, same)]
-        )
         scores = np.tile(np.random.default_rng(1).normal(size=(1, 6, TREE.num_pdfs)), (2, 1, 1))
-        found = fsachain.forward_backward(batch, scores, backend="reference")
+        found = oracle([plain.fsa, same.fsa], scores, TREE.num_pdfs)
         assert found.log_prob[0] == pytest.approx(found.log_prob[1], abs=tolerances.ROUNDING)
         assert found.occupancy[0] == pytest.approx(found.occupancy[1], abs=tolerances.ROUNDING)
         assert same.said(found.arc_occupancy(1)) == pytest.approx([1.0, 1.0])
@@ -173,23 +179,15 @@ def test_objf_stays_at_most_0_with_the_exact_denominator_and_loses_at_most_the_c
     seed, options, frames, scale
 ):
     scores = scale * torch.from_numpy(np.random.default_rng(seed).normal(size=(1, frames, TREE.num_pdfs)))
-    loss = LFMMILoss(DENOMINATOR, leaky_hmm_coefficient=0.0)
-    plain, forgiving = (
-        build_numerator(["a", "ab"], LEXICON, TREE, normalization=normalization, forgive=way)
-        for way, normalization in (
-            (None, coarse(NORMALIZATION) if options.has_star else NORMALIZATION),
-            (options, NORMALIZATION),
-        )
-    )
-    objf = {
-        way: float(loss.objective(scores, [frames], [n.fsa]).objf)
-        for way, n in zip("pf", (plain, forgiving), strict=True)
-    }
-    assert (
-        objf["p"] + options.constant(2) - tolerances.FLOAT64 * scale
-        <= objf["f"]
-        <= tolerances.FLOAT64 * scale
-    )
+    loss = LFMMILoss(denominator_of(TREE), leaky_hmm_coefficient=0.0)
+
+    def objf(normalization, forgive):
+        numerator = build_numerator(["a", "ab"], LEXICON, TREE, normalization=normalization, forgive=forgive)
+        return float(loss.objective(scores, [frames], [numerator.fsa]).objf)
+
+    plain = objf(coarse(NORMALIZATION) if options.has_star else NORMALIZATION, None)
+    near = tolerances.FLOAT64 * scale
+    assert plain + options.constant(2) - near <= objf(NORMALIZATION, options) <= near
 
 
 def test_the_cpu_agrees_with_the_reference_and_differences_give_the_gradient():
@@ -199,12 +197,15 @@ def test_the_cpu_agrees_with_the_reference_and_differences_give_the_gradient():
     ]
     batch = fsachain.TableBatch.pack([fsachain.compile_table(fsa, TREE.num_pdfs) for fsa in numerators])
     scores = np.random.default_rng(3).normal(size=(len(FORGIVING), 5, TREE.num_pdfs))
-    oracle, found = (fsachain.forward_backward(batch, scores, backend=name) for name in ("reference", "cpu"))
-    assert found.log_prob == pytest.approx(oracle.log_prob, abs=tolerances.FLOAT64)
-    assert found.occupancy == pytest.approx(oracle.occupancy, abs=tolerances.FLOAT64)
-    wide = torch.from_numpy(scores).requires_grad_()
+    exact, found = (fsachain.forward_backward(batch, scores, backend=name) for name in ("reference", "cpu"))
+    assert found.log_prob == pytest.approx(exact.log_prob, abs=tolerances.FLOAT64)
+    assert found.occupancy == pytest.approx(exact.occupancy, abs=tolerances.FLOAT64)
+
+    def total(y):
+        return fsachain.total_log_prob(batch, y)
+
     assert torch.autograd.gradcheck(
-        lambda y: fsachain.total_log_prob(batch, y), wide, atol=tolerances.DIFFERENCE
+        total, torch.from_numpy(scores).requires_grad_(), atol=tolerances.DIFFERENCE
     )
 
 
@@ -214,14 +215,10 @@ def test_a_word_is_said_as_often_as_the_paths_that_keep_it():
     tree = ContextTree.monophone(lexicon.phones, Topology.chain())
     options = Forgiveness(1.0, 0.5, 0.7, "sum")
     words = ["a", "b", "a"]
-    numerator = build_numerator(
-        words, lexicon, tree, forgive=options, anything=phone_loop([1, 2], stop_prob=0.4)
-    )
-    table = fsachain.compile_table(numerator.fsa, tree.num_pdfs)
-    scores = np.full((1, 3, tree.num_pdfs), -math.inf)
-    for frame, phone in enumerate((1, 1, 2)):
-        scores[0, frame, tree.hmm_pdfs(phone)[0][0]] = 0.0
-    found = fsachain.forward_backward(fsachain.TableBatch.pack([table]), scores, backend="reference")
+    anything = phone_loop([1, 2], stop_prob=0.4)
+    numerator = build_numerator(words, lexicon, tree, forgive=options, anything=anything)
+    scores = scores_along([tree.hmm_pdfs(phone)[0][0] for phone in (1, 1, 2)], tree.num_pdfs, -math.inf)
+    found = oracle([numerator.fsa], scores[None], tree.num_pdfs)
     total, kept = 0.0, np.zeros(3)
     for probability, is_kept in ways(("a", "a", "b"), words, options, 0.4):
         total += probability
@@ -256,17 +253,10 @@ def test_no_sequence_weighs_more_in_a_coarse_acceptor_and_states_that_differ_lit
     prob = np.repeat(random.dirichlet(np.ones(4), size=2), copies, axis=0)
     prob *= random.uniform(0.9, 1.0, size=prob.shape)
     target = random.integers(0, 2, size=(2, 4))
-    arcs = [
-        (
-            state,
-            copies * target[state // copies, pdf] + random.integers(copies),
-            pdf,
-            np.log(prob[state, pdf]),
-        )
-        for state, pdf in itertools.product(range(2 * copies), range(4))
-    ]
-    src, dst, pdf, log_prob = zip(*arcs, strict=True)
-    fine = fsachain.Fsa(2 * copies, src, dst, pdf, log_prob, random.uniform(-1.0, 0.0, size=2 * copies))
+    src, pdf = np.indices(prob.shape).reshape(2, -1)
+    dst = copies * target[src // copies, pdf] + random.integers(copies, size=len(src))
+    final = random.uniform(-1.0, 0.0, size=2 * copies)
+    fine = fsachain.Fsa(2 * copies, src, dst, pdf, np.log(prob).ravel(), final)
     found = coarse(fine)
     assert found.num_states <= fine.num_states
     wanted, score = Scorer(fine, log_add), Scorer(found, log_add)
@@ -285,11 +275,9 @@ def test_a_place_costs_no_more_arcs_than_a_coarse_normalization_and_a_quarter():
     graph = build_denominator(estimate_phone_lm(said, ngram_order=4, no_prune_ngram_order=4), tree)
     fine = DenominatorGraph(graph, tree.num_pdfs).normalization_fsa()
     assert coarse(fine).num_arcs < 0.7 * fine.num_arcs
-    counts = [
-        build_numerator(["a"] * count, lexicon, tree, normalization=fine, forgive=FORGIVING[-1]).fsa.num_arcs
-        for count in (4, 5)
-    ]
-    assert counts[1] - counts[0] < 1.25 * coarse(fine).num_arcs
+    how = {"normalization": fine, "forgive": FORGIVING[-1]}
+    four, five = (build_numerator(["a"] * count, lexicon, tree, **how).fsa.num_arcs for count in (4, 5))
+    assert five - four < 1.25 * coarse(fine).num_arcs
 
 
 @pytest.mark.parametrize("options", FORGIVING)
@@ -316,8 +304,7 @@ CHANGED = Forgiveness(2.5, 0.2, -1.1, "sum", 2)
 @pytest.mark.parametrize("topology", [Topology.chain(), Topology.ctc(), Topology.left_to_right(2)])
 def test_a_numerator_with_other_penalties_is_the_one_that_they_make(topology, tmp_path):
     tree = ContextTree.monophone(LEXICON.phones, topology)
-    normalization = DenominatorGraph(build_denominator(LM, tree), tree.num_pdfs).normalization_fsa()
-    how = {"normalization": normalization}
+    how = {"normalization": denominator_of(tree).normalization_fsa()}
     words = ["ab", "a", "ab", "a"]
     first, wanted = (
         build_numerator(words, LEXICON, tree, forgive=options, **how) for options in (FORGIVING[3], CHANGED)
@@ -333,23 +320,19 @@ def test_a_numerator_with_other_penalties_is_the_one_that_they_make(topology, tm
 def test_edits_are_the_derivatives_of_log_z_by_the_penalties(topology):
     words, step = ["ab", "a", "a"], 1e-4
     tree = ContextTree.monophone(LEXICON.phones, topology)
-    normalization = DenominatorGraph(build_denominator(LM, tree), tree.num_pdfs).normalization_fsa()
+    normalization = denominator_of(tree).normalization_fsa()
     made = build_numerator(words, LEXICON, tree, normalization=normalization, forgive=CHANGED)
     scores = 3.0 * np.random.default_rng(8).normal(size=(1, 8, tree.num_pdfs))
 
     def log_z(penalties):
         options = Forgiveness(*penalties, CHANGED.star, CHANGED.most_left_out)
-        table = fsachain.compile_table(made.priced(options), tree.num_pdfs)
-        batch = fsachain.TableBatch.pack([table])
-        found = fsachain.forward_backward(batch, scores, backend="reference").log_prob[0]
+        found = oracle([made.priced(options)], scores, tree.num_pdfs).log_prob[0]
         return found - options.constant(len(words))
 
-    batch = fsachain.TableBatch.pack([fsachain.compile_table(made.fsa, tree.num_pdfs)])
-    found = fsachain.forward_backward(batch, scores, backend="reference")
+    found = oracle([made.fsa], scores, tree.num_pdfs)
     penalties = np.array([CHANGED.substitution, CHANGED.insertion, CHANGED.deletion])
-    wanted = [
-        (log_z(penalties - step * one) - log_z(penalties + step * one)) / (2 * step) for one in np.eye(3)
-    ]
+    steps = step * np.eye(3)
+    wanted = [(log_z(penalties - one) - log_z(penalties + one)) / (2 * step) for one in steps]
     edits = made.edits(found.arc_occupancy(0))
     assert edits == pytest.approx(wanted, abs=tolerances.DIFFERENCE)
     assert made.said(found.arc_occupancy(0)).sum() == pytest.approx(len(words) - edits[:2].sum())
@@ -366,23 +349,19 @@ def test_penalties_that_cannot_take_the_place_of_others_are_named():
 def test_a_planted_word_is_doubted_and_the_others_are_not():
     """Scores that say SIL A B A SIL; the transcript has a word too many, then a wrong one, then misses one."""
     pdfs = [pdf for phone in (SIL, A, B, A, SIL) for pdf in np.repeat(TREE.hmm_pdfs(phone)[0], [1, 3])]
-    scores = np.full((len(pdfs), TREE.num_pdfs), -4.0)
-    scores[np.arange(len(pdfs)), pdfs] = 4.0
-    options = Forgiveness(4.0, 4.0, 4.0, "sum")
+    scores = scores_along(pdfs, TREE.num_pdfs, -8.0)
+    how = {"normalization": NORMALIZATION, "forgive": Forgiveness(4.0, 4.0, 4.0, "sum")}
     transcripts = {
-        "right": ["ab", "a"],
-        "inserted": ["ab", "ab", "a"],
-        "substituted": ["ab", "ab"],
-        "deleted": ["a"],
+        "right": "ab a",
+        "inserted": "ab ab a",
+        "substituted": "ab ab",
+        "deleted": "a",
+        "short": "ab a",
     }
     numerators = {
-        name: build_numerator(words, LEXICON, TREE, normalization=NORMALIZATION, forgive=options)
-        for name, words in transcripts.items()
+        name: build_numerator(text.split(), LEXICON, TREE, **how) for name, text in transcripts.items()
     }
-    found, failed = doubts(
-        dict.fromkeys(transcripts, scores) | {"short": scores[:0]},
-        numerators | {"short": numerators["right"]},
-    )
+    found, failed = doubts(dict.fromkeys(transcripts, scores) | {"short": scores[:0]}, numerators)
     assert set(failed) == {"short"}
     assert (found["right"].said > 0.9).all() and found["right"].unwritten < 0.05
     assert found["inserted"].wrong == pytest.approx(1.0, abs=0.1)
