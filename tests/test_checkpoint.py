@@ -63,10 +63,8 @@ def test_model_optimizer_and_random_state_come_back_bit_for_bit(kind, options, t
         some_optimizer.zero_grad()
         some_model(batch).square().sum().backward()
         some_optimizer.step()
-    assert all(
-        torch.equal(one, other)
-        for one, other in zip(model.state_dict().values(), fresh_model.state_dict().values(), strict=True)
-    )
+    pairs = zip(model.state_dict().values(), fresh_model.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 def test_tensors_of_another_kind_are_no_checkpoint(tmp_path):
@@ -89,11 +87,8 @@ def test_pruning_keeps_the_last_epochs_and_the_newest_position(tmp_path):
         Checkpoint(epoch, batch, 0, {"weight": torch.ones(1)}).save(tmp_path)
     (tmp_path / "epoch-0009-batch-000000.safetensors.old").write_text("not ours")
     prune_checkpoints(tmp_path, 2)
-    assert [path.stem for path in list_checkpoints(tmp_path)] == [
-        "epoch-0002-batch-000000",
-        "epoch-0003-batch-000000",
-        "epoch-0003-batch-000008",
-    ]
+    kept = [f"epoch-{epoch:04}-batch-{batch:06}" for epoch, batch in ((2, 0), (3, 0), (3, 8))]
+    assert [path.stem for path in list_checkpoints(tmp_path)] == kept
     assert list_checkpoints(tmp_path / "absent") == []
 
 
@@ -121,8 +116,7 @@ def test_refreshed_statistics_are_those_of_the_batches_and_weights_stay():
     var = torch.stack([batch.var(dim=0) for batch in batches]).mean(dim=0)
     torch.testing.assert_close(norm.running_mean, mean)
     torch.testing.assert_close(norm.running_var, var)
-    assert norm.momentum == 0.1
-    assert not norm.training
+    assert norm.momentum == 0.1 and not norm.training
     assert all(torch.equal(before, after) for before, after in zip(weights, model.parameters(), strict=True))
 
 
@@ -166,7 +160,7 @@ def test_a_write_that_fails_anywhere_leaves_the_old_file_and_nothing_else(tmp_pa
     assert path.read_text() == "new"
 
 
-def test_what_reaches_the_disk_before_a_file_gets_its_name_is_all_of_it_and_afterwards_the_name(
+def test_what_reaches_the_disk_before_a_file_gets_its_name_is_all_of_it_and_then_the_name(
     tmp_path, monkeypatch
 ):
     path, synced = tmp_path / "file", []
@@ -182,9 +176,8 @@ def test_what_reaches_the_disk_before_a_file_gets_its_name_is_all_of_it_and_afte
 
 
 def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless_and_every_cut_refused(tmp_path):
-    written = Checkpoint(
-        1, 0, 3, {"weight": torch.arange(300.0)}, {}, {"cpu": torch.get_rng_state()[:900]}, {"a": 1}
-    )
+    weights, rng = {"weight": torch.arange(300.0)}, {"cpu": torch.get_rng_state()[:900]}
+    written = Checkpoint(1, 0, 3, weights, {}, rng, {"a": 1})
     path = written.save(tmp_path)
     content = bytearray(path.read_bytes())
     for place in range(0, len(content), 211):
@@ -206,12 +199,10 @@ def test_any_changed_bit_of_a_checkpoint_is_noticed_or_harmless_and_every_cut_re
 
 def test_two_trainings_in_one_folder_are_refused(tmp_path):
     examples, numerators = corpus(6)
-    with (
-        locked(tmp_path, "a training"),
-        pytest.raises(ConfigError, match="a training is running in this folder"),
-    ):
-        new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
-    new_trainer(tmp_path, numerators, num_epochs=1).fit(examples)
+    trainer = new_trainer(tmp_path, numerators, num_epochs=1)
+    with locked(tmp_path, "a training"):
+        refuses(ConfigError, "a training is running in this folder", trainer.fit, examples)
+    trainer.fit(examples)
 
 
 def test_the_best_epoch_is_kept_beside_the_last(tmp_path):
@@ -220,11 +211,8 @@ def test_the_best_epoch_is_kept_beside_the_last(tmp_path):
     figures = iter([-3.0, -1.0, -2.0, -4.0, -5.0, 0.0])
     trainer._stepper.evaluate = lambda *_: type("Sums", (), {"summary": lambda _: {"objf": next(figures)}})()
     trainer.fit(examples, examples[:3])
-    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == [
-        "epoch-0002-batch-000000.safetensors",
-        "epoch-0004-batch-000000.safetensors",
-        "epoch-0005-batch-000000.safetensors",
-    ]
+    kept = [f"epoch-{epoch:04}-batch-000000" for epoch in (2, 4, 5)]
+    assert [path.stem for path in list_checkpoints(tmp_path / "checkpoints")] == kept
     assert list(read_log(tmp_path / "train.jsonl"))[-1]["best_epoch"] == 2
 
 

@@ -8,6 +8,7 @@ import tolerances
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from fsachain import (
     ContextTree,
@@ -63,10 +64,8 @@ def network_of(config, seed):
 
 
 def cut(example, config, start, end):
-    weights = np.ones(end - start, np.float32)
-    return cut_example(
-        example, start, weights, subsampling=config.subsampling, context=config.context, name="chunk"
-    )
+    sizes = {"subsampling": config.subsampling, "context": config.context}
+    return cut_example(example, start, np.ones(end - start, np.float32), **sizes, name="chunk")
 
 
 @given(
@@ -88,17 +87,16 @@ def test_outputs_of_a_chunk_are_those_of_the_whole_utterance(config, num_frames,
     torch.testing.assert_close(found, expected, rtol=0, atol=tolerances.NETWORK_FLOAT64)
 
 
-def test_a_chunk_outside_of_its_utterance_is_refused():
-    config = TdnnfConfig(NUM_FEATURES, 4)
-    with pytest.raises(
-        DataError, match=r"chunk 'chunk' of the output frames \[8, 11\): utterance 'u1' has 10"
-    ):
-        cut(example_of(30, 0), config, 8, 11)
+def test_a_chunk_outside_of_its_utterance_and_a_batch_of_chunks_and_whole_utterances_are_refused():
+    config, example = TdnnfConfig(NUM_FEATURES, 4), example_of(30, 0)
+    told = r"chunk 'chunk' of the output frames \[8, 11\): utterance 'u1' has 10"
+    refuses(DataError, told, cut, example, config, 8, 11)
+    refuses(DataError, "2 examples, 1 of them chunks", collate, [example, cut(example, config, 0, 5)])
 
 
 def test_windows_of_unequal_length_are_padded_with_zeros():
     windows = WindowBatch.collate(
-        [OutputWindow(2, np.array([1.0, 0.5], np.float32)), OutputWindow(0, np.array([0.25], np.float32))]
+        [OutputWindow(2, np.float32([1.0, 0.5])), OutputWindow(0, np.float32([0.25]))]
     )
     outputs = torch.arange(2 * 5 * 3, dtype=torch.float32).view(2, 5, 3)
     found = windows.crop(outputs)
@@ -107,13 +105,6 @@ def test_windows_of_unequal_length_are_padded_with_zeros():
     assert torch.equal(found[1], torch.stack([outputs[1, 0], torch.zeros(3)]))
     assert windows.frame_weights.tolist() == [[1.0, 0.5], [0.25, 0.0]]
     assert windows.lengths.tolist() == [2, 1]
-
-
-def test_a_batch_of_chunks_and_whole_utterances_is_refused():
-    config = TdnnfConfig(NUM_FEATURES, 4)
-    example = example_of(30, 0)
-    with pytest.raises(DataError, match="2 examples, 1 of them chunks"):
-        collate([example, cut(example, config, 0, 5)])
 
 
 @pytest.fixture(scope="module")
@@ -132,21 +123,17 @@ def aligned_utterance(num_frames, seed, normalization, width):
     """An example, and its chunks with their numerators."""
     example = example_of(num_frames, seed)
     silence, n, ow = (LEXICON.phone_id(name) for name in ("SIL", "N", "OW"))
-    edges = [0, num_frames // 4, num_frames // 2, num_frames]
-    rows = zip((silence, n, ow), edges[:-1], edges[1:], strict=True)
-    phones = [AlignedPhone(*row) for row in rows]
+    edges = pairwise([0, num_frames // 4, num_frames // 2, num_frames])
+    phones = [AlignedPhone(phone, *ends) for phone, ends in zip((silence, n, ow), edges, strict=True)]
     supervision = build_supervision(phones, num_frames, TREE, time_offset=1, name=example.id)
     count = -(-supervision.num_frames // width)
     windows = chunk_windows(supervision.num_frames, width, count)
     return example, make_chunks(supervision, windows, normalization=normalization)
 
 
-def cut_all(example, chunks):
-    context = CONFIG.context
-    return [
-        cut_example(example, c.start, c.frame_weights, subsampling=3, context=context, name=c.id)
-        for c in chunks
-    ]
+def cut_all(example, chunks, scale=1):
+    sizes = {"subsampling": 3, "context": CONFIG.context}
+    return [cut_example(example, c.start, scale * c.frame_weights, **sizes, name=c.id) for c in chunks]
 
 
 UNCLIPPED = TrainConfig(optimizer=OptimizerConfig(max_grad_norm=float("inf")))
@@ -182,17 +169,13 @@ def test_frames_of_weight_zero_give_no_gradient(denominator):
     example, chunks = aligned_utterance(90, 2, denominator.normalization_fsa(), width=12)
     cuts = cut_all(example, chunks)
     tables = {c.id: compile_table(c.fsa, TREE.num_pdfs) for c in chunks}
-    silenced = [
-        cut_example(example, c.start, 0 * c.frame_weights, subsampling=3, context=CONFIG.context, name=c.id)
-        for c in chunks
-    ]
     torch.manual_seed(1)
     network = Tdnnf(CONFIG)
     stepper, loss = step_of(denominator, network)
     stepper.step([supervise(cuts, tables)], EpochSums())
     assert any(grad.any() for grad in gradients(network))
     objf = loss.last_record.objf
-    outcome = stepper.step([supervise(silenced, tables)], EpochSums())
+    outcome = stepper.step([supervise(cut_all(example, chunks, 0), tables)], EpochSums())
     assert outcome.grad_norm == 0.0
     assert loss.last_record.objf == objf  # the weights are of derivatives only
 
@@ -225,11 +208,9 @@ def test_the_phones_of_an_alignment_touch_and_fill_the_utterance(num_frames, see
     assert phones[0].start == 0
     assert all(before.end == after.start for before, after in pairwise(phones))
     assert num_frames <= phones[-1].end < num_frames + 3
-    exact = build_supervision(
-        phones, num_frames, TREE, left_tolerance=0, right_tolerance=0, time_offset=TIMING.time_offset
-    )
-    assert exact.num_frames == outputs
-    assert exact.fsa.num_arcs == outputs  # one path
+    times = {"left_tolerance": 0, "right_tolerance": 0, "time_offset": TIMING.time_offset}
+    exact = build_supervision(phones, num_frames, TREE, **times)
+    assert exact.num_frames == exact.fsa.num_arcs == outputs  # one path
 
 
 def test_times_of_a_copy_are_divided_by_its_speed():
@@ -240,5 +221,8 @@ def test_times_of_a_copy_are_divided_by_its_speed():
 
 
 def test_an_unknown_phone_of_an_alignment_is_named_with_its_utterance():
-    with pytest.raises(DataError, match=r"utterance 'u1': aligned phone 0 is 'XX', .* the 3 phones"):
-        aligned_phones([CtmEntry("u1", 0.0, 0.1, "XX")], LEXICON.phones, 0.01)
+    told, entries = (
+        "utterance 'u1': aligned phone 0 is 'XX', .* the 3 phones",
+        [CtmEntry("u1", 0.0, 0.1, "XX")],
+    )
+    refuses(DataError, told, aligned_phones, entries, LEXICON.phones, 0.01)
