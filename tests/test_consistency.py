@@ -1,6 +1,7 @@
 """Two views of each utterance: what draws their outputs to each other, and where the views come from."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_inputs import LENGTHS, SIZE, WIDTH, close, make_graphs, make_loss, make_output, real_frames
 from random_graphs import connected_graph
+from refusals import refuses
 from torch.nn.functional import ctc_loss, kl_div
 from toy_training import any_pdf, config, corpus, tdnnf
 
@@ -91,22 +93,13 @@ def test_with_the_denominator_of_ctc_it_is_the_divergence_of_softmaxes():
     """What CR-CTC adds (Yao et al., ICLR 2025), by torch's own functions and derivatives."""
     targets = torch.tensor([[1, 2, 3], [4, 4, 5]])
     graphs = [ctc_graph(target) for target in targets.tolist()] * 2
-    loss = LFMMILoss(
-        DenominatorGraph(ANY_PDF, WIDTH),
-        out_of_range_regularize=0.0,
-        leaky_hmm_coefficient=0.0,
-        consistency=FACTOR,
-    )
+    options = {"out_of_range_regularize": 0.0, "leaky_hmm_coefficient": 0.0}
+    loss = LFMMILoss(DenominatorGraph(ANY_PDF, WIDTH), consistency=FACTOR, **options)
     output, same = make_output(), make_output()
     value = loss(output, TWICE, graphs, views=2)
     rows = same.log_softmax(2)
-    losses = ctc_loss(
-        rows.transpose(0, 1),
-        targets.repeat(2, 1),
-        torch.tensor(TWICE),
-        torch.tensor([3] * SIZE),
-        reduction="sum",
-    )
+    given = targets.repeat(2, 1), torch.tensor(TWICE), torch.tensor([3] * SIZE)
+    losses = ctc_loss(rows.transpose(0, 1), *given, reduction="sum")
     apart = kl_div(rows, rows.detach().roll(HALF, 0), reduction="none", log_target=True)
     apart = (apart * real_frames()[:HALF].repeat(2, 1, 1)).sum()
     expected = (losses + FACTOR * apart) / sum(TWICE)
@@ -149,33 +142,26 @@ def test_a_pair_with_a_view_that_is_left_out_does_not_count(spoilt):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "match"),
+    ("size", "lengths", "views", "error", "match"),
     [
-        ({"views": 3}, ConfigError, "views is 3; expected 1 or 2"),
-        ({"size": 3}, ShapeError, "views is 2 and the batch has 3 sequences; expected an even number"),
+        (SIZE, TWICE, 3, ConfigError, "views is 3; expected 1 or 2"),
+        (3, TWICE, 2, ShapeError, "views is 2 and the batch has 3 sequences; expected an even number"),
         (
-            {"lengths": LENGTHS},
-            ShapeError,
+            *(SIZE, LENGTHS, 2, ShapeError),
             r"lengths has 20 for one view of 'sequence 0' and 30 for the other \(rows 0 and 2\); expected the same",
         ),
     ],
 )
-def test_views_that_do_not_belong_together_are_refused(arguments, error, match):
-    size = arguments.get("size", SIZE)
-    lengths = arguments.get("lengths", TWICE)[:size]
-    with pytest.raises(error, match=match):
-        make_loss(consistency=FACTOR)(
-            make_output(size=size), lengths, make_graphs(size), views=arguments.get("views", 2)
-        )
+def test_views_that_do_not_belong_together_are_refused(size, lengths, views, error, match):
+    given = make_output(size=size), lengths[:size], make_graphs(size)
+    refuses(error, match, make_loss(consistency=FACTOR), *given, views=views)
 
 
 def test_views_share_the_shift_of_frames_and_nothing_else():
     rng = np.random.default_rng(0)
     original = Example("u", "s", (), rng.normal(size=(60, 12)).astype(np.float32))
     shifts = AugmentConfig(frame_shift=2)
-    masks = AugmentConfig(
-        frame_shift=2, time_masks=1, time_mask_frames=10, frequency_masks=1, frequency_mask_bins=3
-    )
+    masks = replace(shifts, time_masks=1, time_mask_frames=10, frequency_masks=1, frequency_mask_bins=3)
     differ = 0
     for epoch in range(20):
         first, second = (augment(original, shifts, epoch, view).features for view in range(2))

@@ -113,6 +113,11 @@ def test_weights_that_exp_cannot_hold_are_kept_as_they_are():
     np.testing.assert_array_equal(lump(fsa).log_prob, fsa.log_prob)
 
 
+def test_a_graph_without_a_cycle_is_a_denominator_from_its_start():
+    graph = DenominatorGraph(EQUAL_FUTURES, 3, initial="start", final="fsa")
+    assert fsachain.forward_backward(graph.batch(1), np.zeros((1, 2, 3))).ok[0]
+
+
 class TestNormalization:
     GRAPH = Fsa(
         3,

@@ -46,16 +46,16 @@ def boundary(which):
     return [[0, 0, LABELS[n], FRAMES[n]] for n in which]
 
 
-def rnnt(**options):
-    return ["grid"], lambda which, x, **more: rnnt_loss(
-        x, *of(which), BLANK, reduction="none", **options, **more
-    )
+def rnnt(**own):
+    options = {"reduction": "none", **own}
+    return ["grid"], lambda which, x, **more: rnnt_loss(x, *of(which), BLANK, **options, **more)
 
 
 def simple(kind):
-    return ["frames", "labels"], lambda which, am, lm: rnnt_loss_simple(
-        lm, am, of(which)[0], BLANK, boundary(which), kind, reduction="none"
-    )
+    def loss(which, am, lm):
+        return rnnt_loss_simple(lm, am, of(which)[0], BLANK, boundary(which), kind, reduction="none")
+
+    return ["frames", "labels"], loss
 
 
 def ctc(inputs, **own):
@@ -66,12 +66,10 @@ def ctc(inputs, **own):
 
 
 def total(batch, leaky):
-    return (
-        ["frames"],
-        lambda which, x, **more: (
-            -total_log_prob(batch(which), x, of(which)[1], leaky_hmm_coefficient=leaky, **more)
-        ),
-    )
+    def loss(which, x, **more):
+        return -total_log_prob(batch(which), x, of(which)[1], leaky_hmm_coefficient=leaky, **more)
+
+    return ["frames"], loss
 
 
 # Inputs and a function of sequences and inputs, which gives a loss for each.
@@ -128,12 +126,8 @@ def test_padding_changes_no_bit_and_has_no_gradient(name):
     expected = run(name, inputs)
     assert expected[0].isfinite().all()
     for filler in (torch.nan, torch.inf, -torch.inf, 1e30):
-        padded = inputs
-        for kind in set(LOSSES[name][0]):
-            padded = [
-                x.masked_fill(~REAL[kind].unsqueeze(-1), filler) if of_x == kind else x
-                for x, of_x in zip(padded, LOSSES[name][0], strict=True)
-            ]
+        kinds = zip(inputs, LOSSES[name][0], strict=True)
+        padded = [x.masked_fill(~REAL[kind].unsqueeze(-1), filler) for x, kind in kinds]
         found = run(name, padded)
         assert_same_bits(found, expected)
         for gradient, kind in zip(found[1:], LOSSES[name][0], strict=True):

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 
 import numpy as np
 import pytest
@@ -34,9 +33,12 @@ def ways(num_frames, target, topology):
             if place == before > 0 and topology in ("standard", "compact"):
                 continue
             if place:
-                apart = before == 0 or topology in ("compact", "minimal")
-                apart |= (
-                    STAR in (target[place - 1], target[place - 2]) or target[place - 1] != target[place - 2]
+                label, last = target[place - 1], target[place - 2]
+                apart = (
+                    before == 0
+                    or topology in ("compact", "minimal")
+                    or STAR in (label, last)
+                    or label != last
                 )
                 if place != said + 1 or not apart:
                     break
@@ -184,14 +186,13 @@ def test_wrong_arguments_are_named(changed, error, message, backend):
     arguments = {"log_probs": outputs(1, 10, 4), "targets": torch.tensor([[1, 2]]), **changed}
     if message.startswith("utt-7"):
         arguments["names"] = ["utt-7"]
-    refuses(error, re.compile(message), forced_align, backend=backend, **arguments)
+    refuses(error, message, forced_align, backend=backend, **arguments)
 
 
 def test_all_utterances_without_an_alignment_are_named_at_once():
+    options = {"input_lengths": [5, 2, 1], "names": ["a", "b", "c"]}
     with pytest.raises(AlignmentError, match=r"b: 2 frames.*c: 1 frames") as caught:
-        forced_align(
-            outputs(3, 5, 4), torch.tensor([[1, 2, 3]] * 3), input_lengths=[5, 2, 1], names=["a", "b", "c"]
-        )
+        forced_align(outputs(3, 5, 4), torch.tensor([[1, 2, 3]] * 3), **options)
     assert caught.value.utterances == [1, 2] and isinstance(caught.value, RuntimeError)
 
 

@@ -1,11 +1,12 @@
 """Looking at graphs, walking them at random, comparing them, and making them smaller by OpenFst."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tolerances
-from graph_paths import Scorer, log_add, pdf_sequences
+from graph_paths import Scorer, assert_same_scores, log_add, pdf_sequences
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from random_graphs import connected_graph, graphs, left_to_right_graph, renumbered
@@ -13,7 +14,15 @@ from refusals import refuses
 
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
-from fsachain.graph.algorithms import SequenceScorer, equivalent, graph_facts, random_paths, to_dot
+from fsachain.graph.algorithms import (
+    SequenceScorer,
+    determinize,
+    equivalent,
+    graph_facts,
+    minimize,
+    random_paths,
+    to_dot,
+)  # fmt: skip
 from fsachain.table import compile_table
 
 DIAMOND = Fsa(
@@ -94,25 +103,21 @@ def test_the_same_graph_in_another_order_is_equivalent():
     assert str(found).startswith("no difference found: 60 sequences")
 
 
+EXTRA = {"src": 1, "dst": 4, "pdf": 12, "log_prob": 0.0}
+
+
 @pytest.mark.parametrize("change", ["weight", "pdf", "extra arc", "final"])
 def test_a_difference_is_found_and_shown(change):
     fsa = connected_graph(3)
-    log_prob, pdf, final = fsa.log_prob.copy(), fsa.pdf.copy(), fsa.final_log_prob.copy()
-    src, dst = fsa.src, fsa.dst
-    if change == "weight":
-        log_prob[5] += 0.1
-    elif change == "pdf":
-        pdf[5] = 11
-    elif change == "final":
-        final[0] -= 0.5
-    else:
-        src, dst, pdf, log_prob = (
-            np.append(src, 1),
-            np.append(dst, 4),
-            np.append(pdf, 12),
-            np.append(log_prob, 0.0),
-        )
-    other = Fsa(fsa.num_states, src, dst, pdf, log_prob, final, fsa.start)
+    arc, start = np.arange(fsa.num_arcs) == 5, np.arange(fsa.num_states) == 0
+    other = {
+        "weight": lambda: replace(fsa, log_prob=fsa.log_prob + 0.1 * arc),
+        "pdf": lambda: replace(fsa, pdf=np.where(arc, 11, fsa.pdf)),
+        "final": lambda: replace(fsa, final_log_prob=fsa.final_log_prob - 0.5 * start),
+        "extra arc": lambda: replace(
+            fsa, **{name: np.append(getattr(fsa, name), own) for name, own in EXTRA.items()}
+        ),
+    }[change]()
     for pair in ((fsa, other), (other, fsa)):
         found = equivalent(*pair, count=100, mean_frames=10)
         assert not found and str(found).startswith("different:")
@@ -141,50 +146,38 @@ def test_dot_text_has_every_arc_and_final_state():
     refuses(GraphError, "3001 states: expected at most 2000", to_dot, left_to_right_graph(0, 3001))
 
 
-class TestOpenFst:
-    """Determinisation and minimisation keep the scores of the semiring that is named."""
+# Determinisation and minimisation keep the scores of the semiring that is named.
 
-    @pytest.mark.parametrize(("semiring", "combine"), [("log", log_add), ("tropical", max)])
-    @given(fsa=graphs())
-    def test_small_graphs_keep_every_score(self, semiring, combine, fsa):
-        from fsachain.graph.algorithms import determinize, minimize
 
-        try:
-            found = determinize(fsa, semiring=semiring)
-            assert graph_facts(found).is_deterministic
-            smaller = minimize(found, semiring=semiring)
-            assert smaller.num_states <= found.num_states
-        except GraphError as error:
-            assume(False)
-            raise AssertionError from error
-        oracle, scores = Scorer(fsa, combine), [Scorer(graph, combine) for graph in (found, smaller)]
-        for frames in range(4):
-            for pdfs in pdf_sequences(3, frames):
-                for score in scores:
-                    assert score(pdfs) == pytest.approx(oracle(pdfs), abs=tolerances.GRAPH_COST)
+@pytest.mark.parametrize(("semiring", "combine"), [("log", log_add), ("tropical", max)])
+@given(fsa=graphs())
+def test_small_deterministic_and_minimal_graphs_keep_every_score(semiring, combine, fsa):
+    try:
+        found = determinize(fsa, semiring=semiring)
+        smaller = minimize(found, semiring=semiring)
+    except GraphError:
+        assume(False)
+    assert graph_facts(found).is_deterministic and smaller.num_states <= found.num_states
+    sequences = [pdfs for frames in range(4) for pdfs in pdf_sequences(3, frames)]
+    for one in (found, smaller):
+        assert_same_scores(one, fsa, tolerances.GRAPH_COST, sequences, combine=combine)
 
-    @pytest.mark.parametrize(
-        ("fsa", "call", "message"),
-        [
-            (
-                Fsa(2, [0, 0, 0], [0, 1, 1], [0, 0, 1], [0.0] * 3, [-np.inf, 0.0]),
-                "determinize",
-                "may not end",
-            ),
-            (DIAMOND, "minimize", "determinize it first"),
-            (Fsa(1, [0], [0], [0], [1.0], [0.0]), "minimize", "a cycle gains weight"),
-            (Fsa(1, [], [], [], [], [-np.inf]), "determinize", "accepts no sequence"),
-        ],
-    )
-    @pytest.mark.parametrize("semiring", ["log", "tropical"])
-    def test_what_would_not_end_is_refused(self, fsa, call, message, semiring):
-        from fsachain.graph import algorithms
 
-        refuses(GraphError, message, getattr(algorithms, call), fsa, semiring=semiring)
+@pytest.mark.parametrize(
+    ("fsa", "call", "message"),
+    [
+        (Fsa(2, [0, 0, 0], [0, 1, 1], [0, 0, 1], [0.0] * 3, [-np.inf, 0.0]), determinize, "may not end"),
+        (DIAMOND, minimize, "determinize it first"),
+        (Fsa(1, [0], [0], [0], [1.0], [0.0]), minimize, "a cycle gains weight"),
+        (Fsa(1, [], [], [], [], [-np.inf]), determinize, "accepts no sequence"),
+    ],
+)
+@pytest.mark.parametrize("semiring", ["log", "tropical"])
+def test_what_would_not_end_is_refused(fsa, call, message, semiring):
+    refuses(GraphError, message, call, fsa, semiring=semiring)
 
-    def test_a_cycle_of_probability_one_has_no_sum_but_a_best_path(self):
-        from fsachain.graph.algorithms import minimize
 
-        loop = Fsa(1, [0], [0], [0], [0.0], [0.0])
-        assert minimize(loop, semiring="tropical").num_states == 1
-        refuses(GraphError, "in the log semiring", minimize, loop, semiring="log")
+def test_a_cycle_of_probability_one_has_no_sum_but_a_best_path():
+    loop = Fsa(1, [0], [0], [0], [0.0], [0.0])
+    assert minimize(loop, semiring="tropical").num_states == 1
+    refuses(GraphError, "in the log semiring", minimize, loop, semiring="log")
