@@ -20,12 +20,10 @@ SCALES = [1.0, 30.0, 80.0, 1000.0]
 
 
 def table_and_leak(kind, seed=0):
-    denominator = DenominatorGraph(connected_graph(seed), NUM_PDFS)
-    return {
-        "leaky": lambda: (denominator.table, 0.1),
-        "exact": lambda: (compile_table(connected_graph(seed), NUM_PDFS), 0.0),
-        "numerator": lambda: (compile_table(left_to_right_graph(seed), NUM_PDFS), 0.0),
-    }[kind]()
+    if kind == "leaky":
+        return DenominatorGraph(connected_graph(seed), NUM_PDFS).table, 0.1
+    graph = connected_graph(seed) if kind == "exact" else left_to_right_graph(seed)
+    return compile_table(graph, NUM_PDFS), 0.0
 
 
 def occupancies(table, scores, leaky, backend):
@@ -100,9 +98,8 @@ def test_counts_of_arcs_have_the_same_bits_alone_in_any_batch_and_with_any_numbe
     scores = 50 * np.random.default_rng(5).normal(size=(5, 30, NUM_PDFS))
     lengths = np.array([30, 7, 21, 30, 1])
     tables = [table_and_leak("leaky", n)[0] for n in range(5)]
-    alone = [
-        counted(TableBatch.pack([tables[n]]), scores[n : n + 1], lengths[n : n + 1], 0.1)[0] for n in range(5)
-    ]
+    one_by_one = ((TableBatch.pack([tables[n]]), scores[[n]], lengths[[n]]) for n in range(5))
+    alone = [counted(*one, 0.1)[0] for one in one_by_one]
     for count in (1, 3):
         use_threads(count)
         together = counted(TableBatch.pack(tables), scores, lengths, 0.1)

@@ -52,11 +52,9 @@ def test_usable_utterances_are_done_the_others_listed_and_the_status_says_so(fsa
     """The policy "stop" ends the command before it writes anything."""
     command, made = COMMANDS[name][0], broken / COMMANDS[name][1]
     listed = broken / ("out/faults.jsonl" if made.parent.name == "out" else "made.faults.jsonl")
-    status, out, err = fsachain(f"{command} --bad-data stop")
-    assert status == 1 and not made.exists()
-    assert "--bad-data is stop" in err and "u5" in out
-    status, out, err = fsachain(command)
-    assert status == 3, err
+    _, out, err = fsachain.ends(1, f"{command} --bad-data stop")
+    assert not made.exists() and "--bad-data is stop" in err and "u5" in out
+    _, out, err = fsachain.ends(3, command)
     assert made.is_file()
     faults = [json.loads(line) for line in listed.read_text().splitlines()]
     found = {fault["id"]: fault["kind"] for fault in faults}
@@ -64,22 +62,19 @@ def test_usable_utterances_are_done_the_others_listed_and_the_status_says_so(fsa
     # Kernels may be compiled, for minutes.
     assert len([line for line in err.splitlines() if "so far" not in line]) == 1
     assert f"done, but {counted(len(faults), 'utterance')} left out" in err
-    for identity, kind in found.items():
-        assert identity in out
-        assert kind in out
+    assert all(part in out for pair in found.items() for part in pair)
 
 
 def test_what_is_left_out_is_not_scored(fsachain, broken):
-    assert fsachain(COMMANDS["decode"][0]).status == 3
-    report = json.loads((broken / "out" / "wer.json").read_text())
-    assert report["total"]["utterances"] == len(USABLE)
-    assert not report["missing"]
-    assert [line.split()[0] for line in (broken / "out" / "hyp.txt").read_text().splitlines()] == list(USABLE)
+    fsachain.ends(3, COMMANDS["decode"][0])
+    report = json.loads((broken / "out/wer.json").read_text())
+    assert report["total"]["utterances"] == len(USABLE) and not report["missing"]
+    assert [line.split()[0] for line in (broken / "out/hyp.txt").read_text().splitlines()] == list(USABLE)
 
 
 def test_a_list_of_faults_goes_when_the_faults_do(fsachain, broken):
     align, listed = COMMANDS["align"][0], broken / "out/faults.jsonl"
-    assert fsachain(align).status == 3
+    fsachain.ends(3, align)
     assert listed.exists()
     for number in (2, 3, 5):
         soundfile.write(broken / "data" / f"{number}.wav", np.full(8000, 0.1), 8000)
@@ -91,9 +86,7 @@ def test_a_list_of_faults_goes_when_the_faults_do(fsachain, broken):
 def test_an_utterance_can_be_drawn_whatever_is_wrong_with_others(fsachain, broken):
     command = f"plot trellis {MODEL} one.png --lang lang --den den --utterance"
     fsachain.ok(f"{command} u1")
-    status, _, err = fsachain(f"{command} u5")
-    assert status == 1
-    assert "u5" in err
+    assert "u5" in fsachain.ends(1, f"{command} u5").err
 
 
 def test_faults_of_several_data_sets_add_up(broken):
@@ -117,13 +110,12 @@ RESULTS = {
 def test_a_folder_holds_the_results_of_one_run(fsachain, broken, name):
     """Those of an earlier run are gone where a later one fails, and a tuning where a later one tunes nothing."""
     command, out = COMMANDS[name][0], broken / "out"
-    assert fsachain(command).status == 3
+    fsachain.ends(3, command)
     assert {path.name for path in out.iterdir()} == {*RESULTS[name], "faults.jsonl"}
     if name == "decode":
-        assert fsachain(command.removesuffix(" --dev data")).status == 3
+        fsachain.ends(3, command.removesuffix(" --dev data"))
         assert {path.name for path in out.iterdir()} == {*RESULTS[name][:3], "faults.jsonl"}
     (broken / "data" / "1.wav").unlink()
     (broken / "data" / "4.wav").unlink()
-    outcome = fsachain(command)
-    assert outcome.status == 1 and "no utterance is left" in outcome.err
+    assert "no utterance is left" in fsachain.ends(1, command).err
     assert [path.name for path in out.iterdir()] == ["faults.jsonl"]  # of this run

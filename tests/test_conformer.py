@@ -10,16 +10,8 @@ from tolerances import NETWORK_BFLOAT16, NETWORK_FLOAT64
 from fsachain.nn import Conformer, ConformerConfig
 from fsachain.nn.conformer import ConvSubsampling, RotaryAttention, frames_below, rotation, visible
 
-SMALL = {
-    "num_features": 5,
-    "num_pdfs": 7,
-    "channels": 16,
-    "num_heads": 2,
-    "num_layers": 2,
-    "feed_forward": 24,
-    "kernel": 5,
-    "filters": 4,
-}
+SMALL = {"num_features": 5, "num_pdfs": 7, "channels": 16, "num_heads": 2, "num_layers": 2}
+SMALL |= {"feed_forward": 24, "kernel": 5, "filters": 4}
 VARIANTS = {
     "whole utterances": {},
     "batch normalisation, subsampling by 4": {"norm": "batch", "subsampling": 4},
@@ -72,10 +64,8 @@ def test_attention_in_chunks_is_attention_to_the_chunk_and_those_before_it(
         end = min(start + chunk, length)
         first = max(0, start - left_chunks * chunk)
         own = visible(torch.ones(1, end - first, dtype=torch.bool), 0, 0)
-        part = attention(x[:, first:end], own, tuple(a[: end - first] for a in angles))[0]
-        torch.testing.assert_close(
-            found[start:end], part[start - first :], rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64
-        )
+        part = attention(x[:, first:end], own, tuple(a[: end - first] for a in angles))[0][start - first :]
+        torch.testing.assert_close(found[start:end], part, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
 
 
 @pytest.mark.parametrize(("norm", "dtype"), [("layer", torch.float16), ("batch", torch.bfloat16)])

@@ -17,13 +17,12 @@ TONES = {"A": 400, "B": 900, "C": 1700, "D": 2600, "E": 3400}  # Hz
 
 def write_corpus(folder, rng):
     (folder / "lang").mkdir(parents=True)
-    (folder / "lang" / "lexicon.txt").write_text(
-        "".join(f"{word} {' '.join(phones)}\n" for word, phones in WORDS.items())
-    )
+    lexicon = "".join(f"{word} {' '.join(phones)}\n" for word, phones in WORDS.items())
+    (folder / "lang/lexicon.txt").write_text(lexicon)
     for split, count in (("train", 24), ("dev", 4), ("test", 6)):
         data = folder / split
         data.mkdir()
-        lines: dict[str, list[str]] = {"text": [], "wav.scp": [], "utt2spk": []}
+        lines = {"text": [], "wav.scp": [], "utt2spk": []}
         for n in range(count):
             name, words = f"{split}-{n:02}", rng.choice(list(WORDS), rng.integers(1, 4)).tolist()
             pause = np.zeros(RATE // 8)
@@ -49,11 +48,9 @@ def test_from_recordings_to_a_low_word_error_rate(tmp_path, monkeypatch, capsys)
     runpy.run_path(str(SCRIPT), run_name="__main__")
     printed = capsys.readouterr().out
     objf = [float(value) for value in re.findall(r"objf ([+-]\S+) a frame", printed)]
-    assert len(objf) == 12
-    assert objf[0] < objf[-1] < 0.0
-    wer = re.search(r"^test .*?([0-9.]+) %", printed, re.MULTILINE)
-    assert wer is not None
-    assert float(wer[1]) <= 15.0
+    assert len(objf) == 12 and objf[0] < objf[-1] < 0.0
+    (wer,) = re.findall(r"^test .*?([0-9.]+) %", printed, re.MULTILINE)
+    assert float(wer) <= 15.0
     assert (tmp_path / "model.pt").stat().st_size > 10_000
 
 
@@ -65,9 +62,8 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 
 def test_quick_start_runs_and_prints_what_it_says(capsys):
     program = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert program is not None
     assert len(program[1].splitlines()) <= 30
-    names: dict = {}
+    names = {}
     exec(compile(program[1], str(README), "exec"), names)
     assert names["loss"].item() > 0.0  # the denominator contains the numerator, so objf is negative
     rows = names["scores"].grad[0].sum(dim=-1)

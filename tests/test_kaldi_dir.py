@@ -56,12 +56,11 @@ def test_feats_scp_is_read_through_a_kaldi_reader(corpus):
     addresses = (corpus / "f.scp").read_text().replace(f"{corpus}/", "")
     write(corpus, "feats.scp", addresses)
     (corpus / "wav.scp").unlink()
-    config = FeatureConfig()
     first, second = DataDir.read(corpus)
-    np.testing.assert_array_equal(utterance_features(first, config), matrix)
-    np.testing.assert_array_equal(utterance_features(second, config), 2 * matrix)
-    with pytest.raises(DataError, match=r"'a'.*shape \(7, 40\), expected \[frames, 23\]"):
-        utterance_features(first, FeatureConfig(num_mel_bins=23))
+    np.testing.assert_array_equal(utterance_features(first, FeatureConfig()), matrix)
+    np.testing.assert_array_equal(utterance_features(second, FeatureConfig()), 2 * matrix)
+    narrow = FeatureConfig(num_mel_bins=23)
+    refuses(DataError, r"'a'.*shape \(7, 40\), expected \[frames, 23\]", utterance_features, first, narrow)
 
 
 def test_joined_directories_keep_order_and_refuse_equal_ids(corpus, tmp_path):
@@ -75,9 +74,8 @@ def test_recorded_corpus_has_the_durations_its_table_says(shared):
     folder = shared / "data" / "digits" / "connected" / "dev"
     durations = dict(line.split() for line in (folder / "utt2dur").read_text().splitlines())
     for utterance in DataDir.read(folder).utterances[::10]:
-        assert len(read_audio(utterance, RATE)) / RATE == pytest.approx(
-            float(durations[utterance.id]), abs=tolerances.DURATION_SECONDS
-        )
+        seconds = len(read_audio(utterance, RATE)) / RATE
+        assert seconds == pytest.approx(float(durations[utterance.id]), abs=tolerances.DURATION_SECONDS)
 
 
 @pytest.mark.parametrize("value", ["touch ran|/", "x; touch ran|/.", "./touch ran|//"])
@@ -113,10 +111,8 @@ def test_segments_of_a_recording_that_occurs_twice_are_left_out(corpus):
 def test_a_file_that_is_no_table_is_given_up_and_one_without_recordings_refused(corpus):
     """What else can be wrong with a line: tests/test_validate.py."""
     (corpus / "text").write_bytes(b"\xff\n" * 1000)
-    with pytest.raises(
-        DataError, match=r"more than 500 lines are none of such a file; the last: .*text:501: "
-    ):
-        DataDir.check(corpus)
+    told = "more than 500 lines are none of such a file; the last: .*text:501: "
+    refuses(DataError, told, DataDir.check, corpus)
     write(corpus, "wav.scp", "")
     refuses(DataError, "neither wav", DataDir.read, corpus)
 

@@ -19,23 +19,13 @@ LAYERS: tuple[frozenset[str], ...] = (
 )  # fmt: skip
 # Third-party packages that a layer may import at module level; the others are imported where they are used.
 NUMERICAL = frozenset({"numpy", "scipy"})
-THIRD_PARTY: dict[str, frozenset[str]] = {
-    "kernels": frozenset(),
-    "errors": frozenset(),
-    "core": NUMERICAL,
-    "graph": NUMERICAL,
-    "kaldi": NUMERICAL,
-    "backends": NUMERICAL | {"numba", "llvmlite"},  # llvmlite is what numba is made with
-    "loss": NUMERICAL | {"torch"},
-    "nn": NUMERICAL | {"torch"},
-    "data": NUMERICAL | {"torch"},
-    "train": NUMERICAL | {"torch"},
-    "decode": NUMERICAL | {"torch"},
-    "plot": NUMERICAL | {"torch"},
-    "report": NUMERICAL | {"torch"},
-    "cli": NUMERICAL | {"torch", "click"},
-    "__main__": frozenset(),
-}
+THIRD_PARTY = dict.fromkeys(("kernels", "errors", "__main__"), frozenset())
+THIRD_PARTY |= dict.fromkeys(("core", "graph", "kaldi"), NUMERICAL)
+THIRD_PARTY |= dict.fromkeys(
+    ("loss", "nn", "data", "train", "decode", "plot", "report"), NUMERICAL | {"torch"}
+)
+THIRD_PARTY |= {"backends": NUMERICAL | {"numba", "llvmlite"}}  # llvmlite is what numba is made with
+THIRD_PARTY |= {"cli": NUMERICAL | {"torch", "click"}}
 NUMBA_COMPILERS = frozenset({"njit", "jit", "vectorize", "guvectorize", "cfunc"})
 FILES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "kernels").glob("*.py"))
 
@@ -102,9 +92,8 @@ def test_imports_point_down_only():
                 continue
             layer = layer_of(target)
             assert layer != "facade", f"{module} imports the facade; import the defining module instead"
-            assert rank(layer) <= rank(layer_of(module)), (
-                f"{module} ({layer_of(module)}) imports {target} ({layer}), which is above it"
-            )
+            told = f"{module} ({layer_of(module)}) imports {target} ({layer}), which is above it"
+            assert rank(layer) <= rank(layer_of(module)), told
 
 
 def test_third_party_packages_begin_at_their_layer():
@@ -114,9 +103,8 @@ def test_third_party_packages_begin_at_their_layer():
             if inside or top == "fsachain" or top in sys.stdlib_module_names:
                 continue
             allowed = THIRD_PARTY[layer_of(module)]
-            assert top in allowed, (
-                f"{module} imports {top} at module level; its layer may import {sorted(allowed)}"
-            )
+            told = f"{module} imports {top} at module level; its layer may import {sorted(allowed)}"
+            assert top in allowed, told
 
 
 def test_module_imports_are_acyclic():
@@ -150,9 +138,8 @@ def compiled_otherwise(path, text):
 
 
 def test_only_our_own_decorators_compile_what_calls_our_helpers():
-    files = [
-        path for folder in ("fsachain", "tools", "recipes", "tests") for path in (ROOT / folder).rglob("*.py")
-    ]
+    folders = "fsachain", "tools", "recipes", "tests"
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
     otherwise = {path for path in files if compiled_otherwise(path, path.read_text("utf-8"))}
     assert otherwise == {PACKAGE / "backends" / "cpu" / "jit.py"}
     tool = "from fsachain.backends.cpu.numbers import multiply\n@numba.njit\ndef f(x):\n    return multiply(x, x)\n"
@@ -169,18 +156,8 @@ def test_setup_lists_every_package():
 
 
 def test_import_of_the_facade_loads_no_optional_package():
-    optional = {
-        "pywrapfst",
-        "pynini",
-        "cupy",
-        "soundfile",
-        "rich",
-        "click",
-        "kaldi_native_fbank",
-        "kaldi_decoder",
-        "matplotlib",
-        "pygraphviz",
-    }
+    optional = {"pywrapfst", "pynini", "cupy", "soundfile", "rich", "click", "matplotlib", "pygraphviz"}
+    optional |= {"kaldi_native_fbank", "kaldi_decoder"}
     code = (  # names of the commands' layer need an extra
         "import sys, fsachain; [getattr(fsachain, n) for n, home in fsachain._HOME_OF.items() if '.cli.' not in home]; "
         "print(*sys.modules)"
