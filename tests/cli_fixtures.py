@@ -178,9 +178,8 @@ def serve():
     with ExitStack() as stack:
 
         def start(folder: Path) -> str:
-            server = stack.enter_context(
-                ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
-            )
+            server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder))
+            stack.enter_context(server)
             thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
             thread.start()
             stack.callback(thread.join)

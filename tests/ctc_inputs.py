@@ -76,7 +76,5 @@ def losses_and_gradient(batch, dtype=torch.float64, **options):
     leaf = batch.leaf(dtype)
     losses = ctc_loss(leaf, *batch.arguments(), "none", **{"inputs": "logits", **options})
     losses.sum().backward()
-    return (
-        losses.detach().numpy(),
-        leaf.grad.float().numpy() if leaf.grad.element_size() == 2 else leaf.grad.numpy(),
-    )
+    gradient = leaf.grad.float() if leaf.grad.element_size() == 2 else leaf.grad
+    return losses.detach().numpy(), gradient.numpy()

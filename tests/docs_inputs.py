@@ -1,5 +1,6 @@
 """What the programs in docs/ take as given: names and files that a page says are the reader's own."""
 
+import gzip
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,31 +31,18 @@ TRANSCRIPTS = {
 
 def phone_graphs(folder):
     """Lexicon, tree, phone language model and normalization of a few sentences."""
-    from fsachain import (
-        ContextTree,
-        DenominatorGraph,
-        Lexicon,
-        Topology,
-        build_denominator,
-        estimate_phone_lm,
-        lm_phones,
-    )
+    import fsachain
+    from fsachain import ContextTree, DenominatorGraph, Lexicon, Topology
 
     (folder / "lexicon.txt").write_text(LEXICON, encoding="utf-8")
     lexicon = Lexicon.read(folder / "lexicon.txt")
     tree = ContextTree.monophone(lexicon.phones, Topology.chain())
     transcripts = {name: text.split() for name, text in TRANSCRIPTS.items()}
-    phones = lm_phones(list(transcripts.values()) * 5, lexicon, seed=1)
-    phone_lm = estimate_phone_lm(phones, ngram_order=2)
-    denominator = DenominatorGraph(build_denominator(phone_lm, tree), tree.num_pdfs)
-    return {
-        "lexicon": lexicon,
-        "tree": tree,
-        "phone_lm": phone_lm,
-        "denominator": denominator,
-        "normalization": denominator.normalization_fsa(),
-        "transcripts": transcripts,
-    }
+    phones = fsachain.lm_phones(list(transcripts.values()) * 5, lexicon, seed=1)
+    phone_lm = fsachain.estimate_phone_lm(phones, ngram_order=2)
+    denominator = DenominatorGraph(fsachain.build_denominator(phone_lm, tree), tree.num_pdfs)
+    graphs = {"denominator": denominator, "normalization": denominator.normalization_fsa()}
+    return {"lexicon": lexicon, "tree": tree, "phone_lm": phone_lm, "transcripts": transcripts, **graphs}
 
 
 def readme(folder):
@@ -73,9 +61,8 @@ def graphs(folder):
 
     names = phone_graphs(folder)
     words = names["lexicon"].words
-    (folder / "words.txt").write_text(
-        "".join(f"{word} {index}\n" for index, word in enumerate(("<eps>", *words))), encoding="utf-8"
-    )
+    symbols = "".join(f"{word} {index}\n" for index, word in enumerate(("<eps>", *words)))
+    (folder / "words.txt").write_text(symbols, encoding="utf-8")
     she, had = (words.index(word) + 1 for word in ("she", "had"))
     (folder / "alternatives.txt").write_text(f"0 1 {she} {she} 0.5\n1 0.25\n1 2 {had} {had} 1.5\n2\n")
     units = {"sequences_of_unit_ids": [[1, 2, 3], [2, 2, 1]], "num_units": 3, "unit_ids": [1, 2, 3]}
@@ -91,12 +78,9 @@ def kaldi(folder):
         features.write("utterance-1", np.zeros((5, 3), np.float32))
     with native.Int32VectorWriter(f"ark:{folder}/ali.1") as alignments:
         alignments.write("utterance-1", [2, 1, 1])
-    import gzip
-
     (folder / "ali.1.gz").write_bytes(gzip.compress((folder / "ali.1").read_bytes()))
     (folder / "graphs.ark").write_text("utterance-1\n0 1 1 1 0.5\n1 0.25\n\n")
-    client = SimpleNamespace(get_executor=lambda: ThreadPoolExecutor(1))
-    names = phone_graphs(folder)
+    client, names = SimpleNamespace(get_executor=lambda: ThreadPoolExecutor(1)), phone_graphs(folder)
     return {**names, "transcripts": list(names["transcripts"].items()), "client": client}
 
 
@@ -114,13 +98,8 @@ def pychain(folder):
         numerator = build_numerator(names["transcripts"][name], lexicon, tree, normalization=normalization)
         paths.append(folder / f"{name}.fst")
         numerator.fsa.write(paths[-1])
-    outputs = torch.randn(2, 40, tree.num_pdfs, generator=torch.Generator().manual_seed(1))
-    return {
-        "paths": paths,
-        "num_pdfs": tree.num_pdfs,
-        "nnet_output": outputs.requires_grad_(),
-        "lengths": [30, 40],
-    }
+    outputs = torch.randn(2, 40, tree.num_pdfs, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    return {"paths": paths, "num_pdfs": tree.num_pdfs, "nnet_output": outputs, "lengths": [30, 40]}
 
 
 def losses(folder):
@@ -151,21 +130,15 @@ def transducer(folder):
     def random(*shape):
         return torch.randn(*shape, generator=generator).requires_grad_()
 
-    lengths = {
-        "logit_lengths": torch.tensor([6, 5], dtype=torch.int32),
-        "target_lengths": torch.tensor([3, 2], dtype=torch.int32),
-    }
+    integers = {"logit_lengths": [6, 5], "target_lengths": [3, 2], "targets": [[1, 2, 1], [2, 1, 0]]}
     return {
-        **lengths,
-        "targets": torch.tensor([[1, 2, 1], [2, 1, 0]], dtype=torch.int32),
+        **{name: torch.tensor(values, dtype=torch.int32) for name, values in integers.items()},
         "logits": random(2, 6, 4, 4),
         "encoder_out": random(2, 6, 4),
         "predictor_out": random(2, 4, 4),
         "joiner": Joiner(),
-        "am": random(2, 6, 4),
-        "lm": random(2, 4, 4),
-        "am_full": random(2, 6, 4),
-        "lm_full": random(2, 4, 4),
+        **{name: random(2, 6, 4) for name in ("am", "am_full")},
+        **{name: random(2, 4, 4) for name in ("lm", "lm_full")},
         "blank": 0,
         "boundary": torch.tensor([[0, 0, 3, 6], [0, 0, 2, 5]]),
     }
@@ -180,26 +153,13 @@ def data_sets(folder):
         for name, text in TRANSCRIPTS.items():
             soundfile.write(folder / f"{name}.wav", 0.1 * rng.normal(size=16000), 8000)
             source = {"type": "file", "channels": [0], "source": f"{name}.wav"}
-            recording = {
-                "id": name,
-                "sources": [source],
-                "sampling_rate": 8000,
-                "num_samples": 16000,
-                "duration": 2.0,
-            }
-            said = {
-                "id": name,
-                "recording_id": name,
-                "start": 0.0,
-                "duration": 2.0,
-                "text": text,
-                "speaker": "anna",
-            }
+            recording = {"id": name, "sources": [source], "sampling_rate": 8000, "num_samples": 16000}
+            said = {"id": name, "recording_id": name, "start": 0.0, "text": text, "speaker": "anna"}
+            said, recording = said | {"duration": 2.0}, recording | {"duration": 2.0}
             cut = {"id": name, "start": 0.0, "duration": 2.0, "channel": 0, "type": "MonoCut"}
             file.write(json.dumps(cut | {"supervisions": [said], "recording": recording}) + "\n")
-    return phone_graphs(folder) | {
-        "model": SimpleNamespace(output_lengths=lambda lengths: (lengths + 2) // 3)
-    }
+    model = SimpleNamespace(output_lengths=lambda lengths: (lengths + 2) // 3)
+    return phone_graphs(folder) | {"model": model}
 
 
 GIVEN: dict[str, Callable[[Path], Names]] = {

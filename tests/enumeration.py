@@ -39,11 +39,8 @@ def all_walks(fsa, scores, *, initial=None, final=None, init=None, leaky=0.0):
     if initial is None:
         initial = np.where(np.arange(fsa.num_states) == fsa.start, 0.0, -math.inf)
     final = fsa.final_log_prob if final is None else final
-    partial = [
-        (float(initial[state]), (), (state,), (False,))
-        for state in range(fsa.num_states)
-        if initial[state] > -math.inf
-    ]
+    begin = np.flatnonzero(np.asarray(initial) > -math.inf).tolist()
+    partial = [(float(initial[state]), (), (state,), (False,)) for state in begin]
     leaks = []
     if leaky > 0.0:
         leaks = [(math.log(leaky) + float(init[k]), k) for k in range(fsa.num_states) if init[k] > -math.inf]
@@ -62,9 +59,9 @@ def all_walks(fsa, scores, *, initial=None, final=None, init=None, leaky=0.0):
                 if total > -math.inf:
                     longer.append((total, (*arcs, arc), (*states, int(fsa.dst[arc])), (*jumps, False)))
         partial = longer
-    ended = [
+    ended = (
         (score + float(final[states[-1]]), arcs, states, jumps) for score, arcs, states, jumps in partial
-    ]
+    )
     return [walk for walk in ended if walk[0] > -math.inf]
 
 

@@ -47,17 +47,8 @@ def const_fst(arcs, finals, start=0, *, aligned=False):
 
 
 def chain_example(
-    features,
-    indexes,
-    output_indexes,
-    sequences,
-    fsts,
-    weights=b"",
-    *,
-    num_pdfs=4,
-    weight=0.5,
-    end_to_end=True,
-):
+    features, indexes, output_indexes, sequences, fsts, weights=b"", *, num_pdfs=4, weight=0.5, end_to_end=True
+):  # fmt: skip
     """A chain example; indexes (n, t, x) are written in full."""
 
     def vector(rows):

@@ -38,12 +38,8 @@ def make_output(seed=0, scale=1.0, dtype=torch.float64, size=SIZE):
 
 
 def close(left, right, limit=tolerances.LOSS_TERM):
-    torch.testing.assert_close(
-        torch.as_tensor(left, dtype=torch.float64),
-        torch.as_tensor(right, dtype=torch.float64),
-        rtol=0.0,
-        atol=limit,
-    )
+    left, right = (torch.as_tensor(one, dtype=torch.float64) for one in (left, right))
+    torch.testing.assert_close(left, right, rtol=0.0, atol=limit)
 
 
 def real_frames():

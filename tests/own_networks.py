@@ -17,9 +17,7 @@ def record(name: str) -> None:
     CALLED.append(name)
 
 
-def batch(
-    lengths: list[int], padding: float = 0.0, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
+def batch(lengths: list[int], padding: float = 0.0, dtype=torch.float32) -> tuple[Tensor, Tensor]:
     """Features [N, T, 5] whose rows hold `padding` behind their ends, and the lengths."""
     generator = torch.Generator().manual_seed(len(lengths))
     features = torch.randn(len(lengths), max(lengths), 5, generator=generator, dtype=dtype)

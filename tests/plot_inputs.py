@@ -54,20 +54,18 @@ def planted_nodes(steps, num_frames):
 
 def small_fsa():
     """Two ways from 0 to 2, one with a loop; state 2 is final with a weight."""
-    return Fsa(
-        3, [0, 1, 1, 0], [1, 1, 2, 2], [0, 1, 2, 3], [-0.1, -0.5, -1.5, -2.0], [-np.inf, -np.inf, -0.7]
-    )
+    log_prob = [-0.1, -0.5, -1.5, -2.0]
+    return Fsa(3, [0, 1, 1, 0], [1, 1, 2, 2], [0, 1, 2, 3], log_prob, [-np.inf, -np.inf, -0.7])
 
 
 def large_fsa(num_arcs, num_states=5000, seed=3):
     """A random graph that is connected along its states."""
     rng = np.random.default_rng(seed)
-    src = np.concatenate([np.arange(num_states - 1), rng.integers(0, num_states, num_arcs - num_states + 1)])
-    dst = np.concatenate([np.arange(1, num_states), rng.integers(0, num_states, num_arcs - num_states + 1)])
-    final = np.full(num_states, -np.inf)
-    final[-1] = 0.0
+    src, dst = rng.integers(0, num_states, (2, num_arcs))
+    src[: num_states - 1], dst[: num_states - 1] = np.arange(num_states - 1), np.arange(1, num_states)
+    pdf, log_prob = rng.integers(0, 50, num_arcs), np.log(rng.uniform(0.01, 1, num_arcs))
     return Fsa(
-        num_states, src, dst, rng.integers(0, 50, num_arcs), np.log(rng.uniform(0.01, 1, num_arcs)), final
+        num_states, src, dst, pdf, log_prob, np.where(np.arange(num_states) == num_states - 1, 0.0, -np.inf)
     )
 
 

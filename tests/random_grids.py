@@ -15,11 +15,8 @@ def make_grids(arcs, frames, labels, scale=1.0, seed=0, dtype=np.float64, imposs
     """A batch of grids and its scores, flat; a share `impossible` of them is -inf."""
     generator = np.random.default_rng(seed)
     count, kinds, most_frames, most_labels = len(frames), len(arcs), max(frames) + 1, max(labels) + 1
-    batch = GridBatch(
-        np.array(arcs, np.int64),
-        grid_sizes(frames, labels),
-        dense_boxes(count, kinds, most_frames, most_labels),
-    )
+    boxes = dense_boxes(count, kinds, most_frames, most_labels)
+    batch = GridBatch(np.array(arcs, np.int64), grid_sizes(frames, labels), boxes)
     scores = scale * generator.standard_normal((kinds, count, most_frames, most_labels))
     scores[generator.random(scores.shape) < impossible] = -np.inf
     return batch, scores.astype(dtype).reshape(-1)

@@ -64,9 +64,8 @@ def write_experiment(folder, names=Names()):
     _write_alignment(folder / "align", transcripts, names.phone)
     graphs = folder / "graphs"
     graphs.mkdir()
-    Fsa(2, [0, 0, 1], [0, 1, 1], [0, 1, 1], np.log([0.5, 0.5, 0.5]), [-np.inf, np.log(0.5)]).write(
-        graphs / f"{names.graph}.fst"
-    )
+    fsa = Fsa(2, [0, 0, 1], [0, 1, 1], [0, 1, 1], np.log([0.5, 0.5, 0.5]), [-np.inf, np.log(0.5)])
+    fsa.write(graphs / f"{names.graph}.fst")
     (folder / "model").mkdir()
     (folder / "model" / "train.jsonl").write_text("".join(map(_line, training_events(names))))
     (folder / "stages.jsonl").write_text("".join(map(_line, stage_events(names))))
@@ -80,12 +79,10 @@ def tone(hertz, seconds=SECONDS, rate=RATE):
 
 def training_events(names=Names()):
     """A finished training."""
-    excluded = [{"id": names.utterances[0], "reason": names.error}]
-    config = {"num_epochs": EPOCHS, "note": names.option}
-    events = [
-        {"event": "start", "time": 1.7e9, "utterances": 3, "batches": 2, "parameters": 7, "config": config}
-        | {"excluded": excluded}
-    ]
+    start = {"event": "start", "time": 1.7e9, "utterances": 3, "batches": 2, "parameters": 7}
+    start |= {"config": {"num_epochs": EPOCHS, "note": names.option}}
+    start |= {"excluded": [{"id": names.utterances[0], "reason": names.error}]}
+    events = [start]
     for epoch in range(1, EPOCHS + 1):
         train = {
             "objf": -1.0 / epoch,
@@ -101,26 +98,15 @@ def training_events(names=Names()):
 
 def stage_events(names=Names()):
     """A run whose align stage failed at first, then was run again."""
-    run = {
-        "event": "run",
-        "time": 1.7e9,
-        "stages": ["train", "decode", "align"],
-        "command": ["run.py", names.option],
-    }
-    run |= {
-        "versions": {"python": "3.11", names.option: "1"},
-        "config": {"train": {"note": names.option}},
-        "seed": 5,
-    }
-    events = [run]
+    versions, config = {"python": "3.11", names.option: "1"}, {"train": {"note": names.option}}
+    run = {"event": "run", "stages": ["train", "decode", "align"], "command": ["run.py", names.option]}
+    events = [run | {"versions": versions, "config": config, "seed": 5}]
     for stage, seconds in (("train", 6.0), ("decode", 90.0)):
-        events.append({"event": "start", "time": 1.7e9, "stage": stage})
-        events.append({"event": "end", "time": 1.7e9, "stage": stage, "seconds": seconds, "peak_rss": 2.5e8})
-    events.append({"event": "start", "time": 1.7e9, "stage": "align"})
-    return [
-        *events,
-        {"event": "failed", "time": 1.7e9, "stage": "align", "seconds": 1.0, "error": names.error},
-    ]
+        events.append({"event": "start", "stage": stage})
+        events.append({"event": "end", "stage": stage, "seconds": seconds, "peak_rss": 2.5e8})
+    events.append({"event": "start", "stage": "align"})
+    events.append({"event": "failed", "stage": "align", "seconds": 1.0, "error": names.error})
+    return [event | {"time": 1.7e9} for event in events]
 
 
 def look(names=Names()):

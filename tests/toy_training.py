@@ -89,22 +89,16 @@ class ToyLoss(torch.nn.Module):
             xent_objf=float(extra.detach()),
             weight_ok=weight,
             ok=ok,
-            excluded=tuple(
-                name for name, good in zip(numerators.names, ok.tolist(), strict=True) if not good
-            ),
+            excluded=tuple(np.array(numerators.names)[~ok.numpy()].tolist()),
         )
         return -(objf + extra) / max(weight, 1.0), record
 
 
 def one_pdf_table(pdf, least_frames=1):
     """`least_frames` or more frames of one pdf."""
-    states = np.arange(least_frames)
-    src = np.append(states, least_frames)
-    dst = np.append(states + 1, least_frames)
-    final = np.full(least_frames + 1, -np.inf)
-    final[-1] = 0.0
-    arcs = np.full(least_frames + 1, pdf)
-    return compile_table(Fsa(least_frames + 1, src, dst, arcs, np.zeros(least_frames + 1), final), NUM_PDFS)
+    states = np.arange(least_frames + 1)
+    dst, final = np.minimum(states + 1, least_frames), np.where(states == least_frames, 0.0, -np.inf)
+    return compile_table(Fsa(len(states), states, dst, 0 * states + pdf, 0.0 * states, final), NUM_PDFS)
 
 
 def corpus(count=24, seed=3):
@@ -123,14 +117,8 @@ def corpus(count=24, seed=3):
 
 
 def config(**options):
-    defaults = {
-        "num_epochs": 4,
-        "batch_size": 5,
-        "seed": 1,
-        "schedule": ScheduleConfig(peak=0.05, final=0.005, start=0.01),
-        "average_last": 2,
-        "num_threads": 0,
-    }
+    defaults = {"num_epochs": 4, "batch_size": 5, "seed": 1, "average_last": 2, "num_threads": 0}
+    defaults |= {"schedule": ScheduleConfig(peak=0.05, final=0.005, start=0.01)}
     return TrainConfig(**(defaults | options))
 
 
