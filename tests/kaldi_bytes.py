@@ -47,18 +47,18 @@ def const_fst(arcs, finals, start=0, *, aligned=False):
 
 
 def chain_example(
-    features, indexes, output_indexes, sequences, fsts, weights=b"", *, num_pdfs=4, weight=0.5, end_to_end=True
-):  # fmt: skip
-    """A chain example; indexes (n, t, x) are written in full."""
+    features, indexes, outputs, sequences, fsts, weights=b"", num_pdfs=4, weight=0.5, end_to_end=True
+):
+    """A chain example; indexes (n, t, x), of the features and of the outputs, are written in full."""
 
     def vector(rows):
         escaped = b"".join(b"\x7f" + i4(n) + i4(t) + i4(x) for n, t, x in rows)
         return b"<I1V> " + i4(len(rows)) + escaped
 
     data = b"<Nnet3ChainEg> <NumInputs> " + i4(1) + b"<NnetIo> input " + vector(indexes) + matrix(features)
-    data += b"</NnetIo> <NumOutputs> " + i4(1) + b"<NnetChainSup> output " + vector(output_indexes)
+    data += b"</NnetIo> <NumOutputs> " + i4(1) + b"<NnetChainSup> output " + vector(outputs)
     data += b"<Supervision> <Weight> " + f4(weight) + b"<NumSequences> " + i4(sequences)
-    data += b"<FramesPerSeq> " + i4(len(output_indexes) // sequences) + b"<LabelDim> " + i4(num_pdfs)
+    data += b"<FramesPerSeq> " + i4(len(outputs) // sequences) + b"<LabelDim> " + i4(num_pdfs)
     data += b"<End2End> T<Fsts> " + fsts + b"</Fsts> " if end_to_end else b"<End2End> F" + fsts
     data += b"</Supervision> " + weights
     return data + b"</NnetChainSup> </Nnet3ChainEg> "

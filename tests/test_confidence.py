@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+import test_decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
@@ -56,13 +57,10 @@ def test_a_lattice_without_words_has_none_and_a_broken_one_is_refused():
 @given(seed=st.integers(0, 10_000))
 def test_confidences_are_those_of_all_paths_of_the_decoding_graph(seed):
     """With beams that drop nothing: every path of the graph, one by one."""
-    import test_decoder
-
     graph, num_frames = test_decoder.word_loop((0.7, 0.3, 1.1)), 6
     scores = np.random.default_rng(seed).normal(scale=2.0, size=(num_frames, 7)).astype(np.float32)
-    decoder = Decoder(
-        graph, test_decoder.WORDS, DecoderConfig(beam=200.0, lattice_beam=150.0, first_beam=200.0)
-    )
+    config = DecoderConfig(beam=200.0, lattice_beam=150.0, first_beam=200.0)
+    decoder = Decoder(graph, test_decoder.WORDS, config)
     found = word_posteriors(decoder.lattice(scores))
     paths = list(_paths(graph, scores))
     best = max(paths)[1]
@@ -104,10 +102,9 @@ def test_pieces_are_the_whole_in_order_and_none_is_too_long(blocks, max_frames):
     for block in np.split(scores, np.cumsum(blocks)[:-1]):
         pieces += cutter.accept(block)
     pieces += cutter.finish()
-    assert all(0 < len(piece.scores) <= max_frames for piece in pieces)
-    assert [piece.first_frame for piece in pieces] == list(
-        itertools.accumulate((len(piece.scores) for piece in pieces[:-1]), initial=0)
-    )[: len(pieces)]
+    lengths = [len(piece.scores) for piece in pieces]
+    assert all(0 < length <= max_frames for length in lengths)
+    assert [piece.first_frame for piece in pieces] == [sum(lengths[:n]) for n in range(len(pieces))]
     whole = np.concatenate([scores[:0], *(piece.scores for piece in pieces)])
     np.testing.assert_array_equal(whole, scores)
 
@@ -128,9 +125,7 @@ PENALTIES = st.one_of(st.just(math.inf), st.floats(0.0, 4.0))
 CASES = {
     "seed": st.integers(0, 2**32 - 1),
     "written": st.lists(st.sampled_from([-1, 1, 2, 3]), max_size=4),
-    "forgive": st.builds(
-        Forgiveness, PENALTIES, PENALTIES, st.one_of(st.just(math.inf), st.floats(-2.0, 3.0))
-    ),
+    "forgive": st.builds(Forgiveness, PENALTIES, PENALTIES, st.just(math.inf) | st.floats(-2.0, 3.0)),
 }
 
 

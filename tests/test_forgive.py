@@ -190,25 +190,6 @@ def test_objf_stays_at_most_0_with_the_exact_denominator_and_loses_at_most_the_c
     assert plain + options.constant(2) - near <= objf(NORMALIZATION, options) <= near
 
 
-def test_the_cpu_agrees_with_the_reference_and_differences_give_the_gradient():
-    numerators = [
-        build_numerator(["ab", "a"], LEXICON, TREE, normalization=NORMALIZATION, forgive=options).fsa
-        for options in FORGIVING
-    ]
-    batch = fsachain.TableBatch.pack([fsachain.compile_table(fsa, TREE.num_pdfs) for fsa in numerators])
-    scores = np.random.default_rng(3).normal(size=(len(FORGIVING), 5, TREE.num_pdfs))
-    exact, found = (fsachain.forward_backward(batch, scores, backend=name) for name in ("reference", "cpu"))
-    assert found.log_prob == pytest.approx(exact.log_prob, abs=tolerances.FLOAT64)
-    assert found.occupancy == pytest.approx(exact.occupancy, abs=tolerances.FLOAT64)
-
-    def total(y):
-        return fsachain.total_log_prob(batch, y)
-
-    assert torch.autograd.gradcheck(
-        total, torch.from_numpy(scores).requires_grad_(), atol=tolerances.DIFFERENCE
-    )
-
-
 def test_a_word_is_said_as_often_as_the_paths_that_keep_it():
     """Without silence and normalization: one frame for each phone, scripts that spell three phones, by hand."""
     lexicon = Lexicon.from_entries([("a", 1.0, ["A"]), ("b", 1.0, ["B"])], silence=None)

@@ -113,15 +113,17 @@ def test_perplexity_of_unseen_prompts_falls_with_the_order(shared):
     assert found[0] > 100 > 60 > found[1] > 50 > found[2]
 
 
+def read_back(folder, text, lexicon=LEXICON):
+    (folder / "lm.arpa").write_text(text)
+    return grammar_from_arpa(folder / "lm.arpa", lexicon)
+
+
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_the_grammar_gives_each_sentence_the_probability_of_the_arpa_file(order, tmp_path):
     """For seen and unseen sentences; the cheapest path takes an explicit n-gram where there is one."""
     sentences = [["a", "b", "a"], ["b", "c"], ["a", "b", "c"], []]
     text = estimate_arpa(sentences, order, vocabulary=LEXICON.words)
-    path = tmp_path / "lm.arpa"
-    path.write_text(text)
-    grammar = grammar_from_arpa(path, LEXICON)
-    ngrams = parse_arpa(text)
+    grammar, ngrams = read_back(tmp_path, text), parse_arpa(text)
     for sentence in [*sentences, ["d"], ["c", "c", "a"], ["a", "d", "b"]]:
         ids = [LEXICON.word_id(word) for word in sentence]
         want = -sentence_log_prob(ngrams, sentence, order)
@@ -129,14 +131,12 @@ def test_the_grammar_gives_each_sentence_the_probability_of_the_arpa_file(order,
 
 
 def test_ngrams_of_words_without_pronunciation_are_left_out(tmp_path):
-    path = tmp_path / "lm.arpa"
-    path.write_text(estimate_arpa([["a", "zebra"], ["b"]], 2))
-    grammar = grammar_from_arpa(path, LEXICON)
+    grammar = read_back(tmp_path, estimate_arpa([["a", "zebra"], ["b"]], 2))
     labels = {arc.olabel for state in grammar.states() for arc in grammar.arcs(state)}
     assert labels == {0, LEXICON.word_id("a"), LEXICON.word_id("b")}
 
 
-NO_ARPA = r"bad\.arpa: not an n-gram in ARPA format"
+NO_ARPA = r"lm\.arpa: not an n-gram in ARPA format"
 
 
 @pytest.mark.parametrize(
@@ -146,18 +146,20 @@ NO_ARPA = r"bad\.arpa: not an n-gram in ARPA format"
         ("garbage\n", NO_ARPA),
         ("\\data\\\nngram 1=2\n\n\\1-grams:\n-1 a\n", NO_ARPA),
         ("\\data\\\nngram 1=x\n", NO_ARPA),
-        (None, r"bad\.arpa: no such file"),
         (estimate_arpa([["x", "y"]], 2), "none of its words is among the 4 words"),
     ],
 )
 def test_what_is_no_grammar_is_an_error_and_not_the_end_of_the_process(text, message, tmp_path):
-    path = tmp_path / "bad.arpa"
-    if text is not None:
-        path.write_text(text)
-    refuses(GraphError, message, grammar_from_arpa, path, LEXICON)
-    path.write_text(estimate_arpa([["a"]], 2))
-    with pytest.raises(GraphError, match="word '<s>' of the lexicon"):
-        grammar_from_arpa(path, Lexicon.from_entries([("a", 1.0, ["P"]), ("<s>", 1.0, ["P"])]))
+    refuses(GraphError, message, read_back, tmp_path, text)
+
+
+def test_files_and_lexicons_that_make_no_grammar_are_refused_by_name(tmp_path):
+    refuses(GraphError, r"absent\.arpa: no such file", grammar_from_arpa, tmp_path / "absent.arpa", LEXICON)
+    lexicon = Lexicon.from_entries([("a", 1.0, ["P"]), ("<s>", 1.0, ["P"])])
+    refuses(GraphError, "word '<s>' of the lexicon", read_back, tmp_path, estimate_arpa([["a"]], 2), lexicon)
+    refuses(GraphError, "words is empty", word_loop, [], LEXICON)
+    refuses(GraphError, "word 'zebra'", word_loop, ["a", "zebra"], LEXICON)
+    refuses(ConfigError, "order = 0", estimate_arpa, [["a"]], 0)
 
 
 def test_kaldilm_missing_names_the_extra(monkeypatch):
@@ -181,10 +183,6 @@ def test_bad_text_is_refused_by_sentence_and_word(sentences, vocabulary, message
     refuses(GraphError, message, estimate_arpa, sentences, 2, vocabulary=vocabulary)
 
 
-def test_an_order_below_one_is_refused():
-    refuses(ConfigError, "order = 0", estimate_arpa, [["a"]], 0)
-
-
 def test_a_word_loop_accepts_every_sequence_at_the_same_cost_per_word():
     grammar = word_loop(["b", "d"], LEXICON)
     b, d = LEXICON.word_id("b"), LEXICON.word_id("d")
@@ -192,8 +190,3 @@ def test_a_word_loop_accepts_every_sequence_at_the_same_cost_per_word():
         want = (len(sentence) + 1) * math.log(3)
         assert grammar_cost(grammar, sentence) == pytest.approx(want, abs=tolerances.GRAPH_COST)
     assert grammar_cost(grammar, [LEXICON.word_id("a")]) == math.inf
-
-
-def test_a_word_loop_over_nothing_or_over_unknown_words_is_refused():
-    refuses(GraphError, "words is empty", word_loop, [], LEXICON)
-    refuses(GraphError, "word 'zebra'", word_loop, ["a", "zebra"], LEXICON)
