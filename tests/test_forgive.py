@@ -112,7 +112,8 @@ def oracle(fsas, scores, num_pdfs):
     return fsachain.forward_backward(batch, scores, backend="reference")
 
 
-NORMALIZATION = denominator_of(TREE).normalization_fsa()
+DENOMINATOR = denominator_of(TREE)
+NORMALIZATION = DENOMINATOR.normalization_fsa()
 FORGIVING = [
     Forgiveness(substitution=1.0),
     Forgiveness(insertion=0.5),
@@ -179,7 +180,7 @@ def test_objf_stays_at_most_0_with_the_exact_denominator_and_loses_at_most_the_c
     seed, options, frames, scale
 ):
     scores = scale * torch.from_numpy(np.random.default_rng(seed).normal(size=(1, frames, TREE.num_pdfs)))
-    loss = LFMMILoss(denominator_of(TREE), leaky_hmm_coefficient=0.0)
+    loss = LFMMILoss(DENOMINATOR, leaky_hmm_coefficient=0.0)
 
     def objf(normalization, forgive):
         numerator = build_numerator(["a", "ab"], LEXICON, TREE, normalization=normalization, forgive=forgive)
