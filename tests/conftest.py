@@ -89,6 +89,12 @@ def _threads_of_torch():
         torch.set_num_threads(before)
 
 
+@pytest.fixture(params=["auto", "reference"])
+def backend(request):
+    """By what a test runs: the CPU, then the oracle; tests/slow has the kernels of a device in their place."""
+    return request.param
+
+
 @pytest.fixture
 def use_threads():
     """Sets the number of threads of the CPU backend; what it was comes back."""

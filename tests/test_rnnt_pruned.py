@@ -54,7 +54,6 @@ def options_of(file, given):
 
 @golden
 @pytest.mark.parametrize("kind", ["regular", "modified"])
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_the_recursion_of_fast_rnnt(kind, backend):
     file = np.load(PEERS / f"fastrnnt_mutual_information_{kind}.npz")
     px, py = (torch.tensor(file[name], requires_grad=True) for name in ("px", "py"))

@@ -34,7 +34,6 @@ def compare(losses, expected, inputs):
         close(mine, yours)
 
 
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("sigma", [0.0, 0.05])
 @pytest.mark.parametrize(
     ("loss", "own", "arcs", "width"),
@@ -55,7 +54,6 @@ def test_losses_with_durations_are_those_of_plain_loops(loss, own, arcs, width, 
 
 
 @pytest.mark.parametrize("blank", [0, BLANK, WIDTH - 1])
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_the_factorised_loss_is_that_of_its_distribution(blank, backend):
     logits = make_logits(2.0)
     targets = make_targets()
