@@ -13,6 +13,15 @@ def close(left, right, limit=tolerances.FLOAT64):
     )
 
 
+def close_with_gradients(losses, expected, inputs):
+    """Losses and their gradients by the inputs, of a sum that weighs each sequence by another factor."""
+    close(losses, expected)
+    weights = torch.tensor([1.0, -2.0, 0.5, 3.0], dtype=torch.float64)[: losses.numel()].view(losses.shape)
+    ours, theirs = (torch.autograd.grad((weights * x).sum(), inputs) for x in (losses, expected))
+    for mine, yours in zip(ours, theirs, strict=True):
+        close(mine, yours)
+
+
 def make_logits(scale=1.0, seed=0, dtype=torch.float64, width=WIDTH):
     generator = torch.Generator().manual_seed(seed)
     shape = len(FRAMES), max(FRAMES), max(LABELS) + 1, width

@@ -9,6 +9,7 @@ import tolerances
 from graph_paths import Scorer, log_add
 from hypothesis import given
 from hypothesis import strategies as st
+from random_graphs import graphs
 
 from fsachain.data.kaldi_examples import read_examples
 from fsachain.errors import DataError
@@ -84,17 +85,9 @@ def test_paths_of_another_length_are_refused(sequences):
         split_merged(fsa, sequences, 1)
 
 
-@given(st.data())
-def test_any_graph_is_taken_apart_or_a_data_error(data):
+@given(graphs(max_states=5, max_arcs=8, num_pdfs=2))
+def test_any_graph_is_taken_apart_or_a_data_error(fsa):
     """Cycles, dead ends, several lengths: parts score together as the whole, or there are none."""
-    size = data.draw(st.integers(1, 5))
-    states = st.integers(0, size - 1)
-    rows = data.draw(
-        st.lists(st.tuples(states, states, st.integers(0, 1), st.sampled_from([0.0, -1.0])), max_size=8)
-    )
-    src, dst, pdf, log_prob = zip(*rows, strict=True) if rows else ([], [], [], [])
-    final = np.where(data.draw(st.lists(st.booleans(), min_size=size, max_size=size)), 0.0, -np.inf)
-    fsa = Fsa(size, src, dst, pdf, log_prob, final)
     try:
         parts = list(split_merged(fsa, 2, 1))
     except DataError:

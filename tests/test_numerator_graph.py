@@ -1,5 +1,6 @@
 """Numerators score every way to say a transcript as Kaldi's do, and remember phones and words."""
 
+import itertools
 import math
 
 import numpy as np
@@ -102,25 +103,21 @@ def test_a_phone_repeated_across_a_word_boundary_is_kept_apart(tree):
         [("at", 1.0, ["A", "T"]), ("o", 1.0, ["O"]), ("tat", 1.0, ["T", "A", "T"])], phones=LEXICON.phones
     )
     numerator = build_numerator(["at", "tat", "o", "o"], lexicon, tree)
-    steps = [("A", 0, True), ("T", 0, True), ("T", 0, False), ("T", 1, True), ("A", 1, True), ("A", 1, False)]
-    steps += [
-        ("T", 1, True),
-        ("O", 2, True),
-        ("O", 3, True),
-        ("O", 3, False),
-        ("SIL", -1, True),
-        ("SIL", -1, False),
+    said = [
+        ("A", 0, 1),
+        ("T", 0, 2),
+        ("T", 1, 1),
+        ("A", 1, 2),
+        ("T", 1, 1),
+        ("O", 2, 1),
+        ("O", 3, 2),
+        ("SIL", -1, 2),
     ]
-    a, t, o, sil = (LEXICON.phone_id(name) for name in ("A", "T", "O", "SIL"))
+    steps = [(phone, word, frame == 0) for phone, word, count in said for frame in range(count)]
+    begin = itertools.accumulate((count for *_, count in said), initial=0)
     assert numerator.phone_segments(path_of(numerator, steps)) == [
-        Segment(a, 0, 0, 1),
-        Segment(t, 0, 1, 2),
-        Segment(t, 1, 3, 1),
-        Segment(a, 1, 4, 2),
-        Segment(t, 1, 6, 1),
-        Segment(o, 2, 7, 1),
-        Segment(o, 3, 8, 2),
-        Segment(sil, -1, 10, 2),
+        Segment(LEXICON.phone_id(phone), word, first, count)
+        for (phone, word, count), first in zip(said, begin, strict=False)
     ]
     assert numerator.phone_segments([]) == []
 

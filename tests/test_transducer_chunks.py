@@ -5,7 +5,7 @@ import contextlib
 import pytest
 import tolerances
 import torch
-from rnnt_inputs import BLANK, TYPES, WIDTH, close, make_targets
+from rnnt_inputs import BLANK, TYPES, WIDTH, close, close_with_gradients, make_targets
 from torch import nn
 
 from fsachain import rnnt_loss, transducer_loss
@@ -36,12 +36,11 @@ def inputs(dtype=torch.float64):
     return [x.to(dtype).requires_grad_() for x in rows]
 
 
-def run(joiner, given, chunk_frames=None, **options):
+def run(joiner, given, chunk_frames=None):
     """The loss and the gradients of inputs and parameters."""
     torch.manual_seed(5)
-    loss = transducer_loss(*given, joiner, *SIZES, chunk_frames=chunk_frames, **options)
-    wanted = [*given, *joiner.parameters()]
-    return loss, torch.autograd.grad(loss, wanted)
+    loss = transducer_loss(*given, joiner, *SIZES, chunk_frames=chunk_frames)
+    return loss, torch.autograd.grad(loss, [*given, *joiner.parameters()])
 
 
 @pytest.mark.parametrize(
@@ -50,13 +49,9 @@ def run(joiner, given, chunk_frames=None, **options):
 def test_loss_and_gradients_are_those_of_the_logits_as_a_whole(rnnt_type, chunk_frames):
     joiner, given = Joiner().double(), inputs()
     options = {"rnnt_type": rnnt_type, "delay_penalty": 0.1, "fastemit_lambda": 0.2}
-    loss, gradients = run(joiner, given, chunk_frames, **options)
+    loss = transducer_loss(*given, joiner, *SIZES, chunk_frames=chunk_frames, **options)
     logits = joiner(given[0].unsqueeze(2), given[1].unsqueeze(1))
-    expected = rnnt_loss(logits, *SIZES, **options)
-    close(loss, expected)
-    whole = torch.autograd.grad(expected, [*given, *joiner.parameters()])
-    for ours, theirs in zip(gradients, whole, strict=True):
-        close(ours, theirs)
+    close_with_gradients(loss, rnnt_loss(logits, *SIZES, **options), [*given, *joiner.parameters()])
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
@@ -113,10 +108,7 @@ def test_a_function_names_its_parameters():
 
     loss = transducer_loss(*given, joiner, *SIZES, parameters=[weight])
     expected = rnnt_loss(joiner(given[0].unsqueeze(2), given[1].unsqueeze(1)), *SIZES)
-    close(loss, expected)
-    (ours,) = torch.autograd.grad(loss, weight)
-    (theirs,) = torch.autograd.grad(expected, weight)
-    close(ours, theirs)
+    close_with_gradients(loss, expected, weight)
     with pytest.raises(ConfigError, match="parameters"):
         transducer_loss(*given, joiner, *SIZES)
 

@@ -22,6 +22,7 @@ from fsachain.graph.grammar import grammar_from_arpa
 from fsachain.graph.open_vocabulary import WordIds
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import read_lattice
+from fsachain.openfst import Transducer
 from fsachain.stream import open_file
 from tests import tolerances
 from tests.graph_paths import linear
@@ -81,29 +82,19 @@ def test_a_lattice_weighed_anew_is_that_of_a_search_with_these_weights(lexicon, 
             total = expected.graph_log_prob + expected.acoustic_log_prob
             assert -cost == pytest.approx(total, abs=tolerances.GRAPH_COST)
             words = tuple(lexicon.words[word - 1] for word in best)
-            assert cost_of(lattice, best) == pytest.approx(cost, abs=tolerances.GRAPH_COST)
+            assert shortest(lattice, best) == pytest.approx(cost, abs=tolerances.GRAPH_COST)
             assert words == expected.words or math.isclose(
-                cost_of(lattice, [lexicon.word_id(word) for word in expected.words]), cost, abs_tol=1e-4
+                shortest(lattice, map(lexicon.word_id, expected.words)), cost, abs_tol=1e-4
             )
 
 
 def shortest(lattice, words=None):
     """The cost of the best path, or of that with these word ids."""
-    arcs = zip(lattice.src, lattice.dst, lattice.word, lattice.cost, strict=True)
-    fst = pywrapfst.VectorFst()
-    fst.add_states(lattice.num_states)
-    fst.set_start(lattice.start)
-    for src, dst, word, cost in arcs:
-        fst.add_arc(src, pywrapfst.Arc(word, word, float(cost), dst))
-    for state in np.flatnonzero(np.isfinite(lattice.final_cost)):
-        fst.set_final(state, float(lattice.final_cost[state]))
+    arcs = zip(lattice.src, lattice.dst, lattice.word, lattice.word, -lattice.cost, strict=True)
+    fst = Transducer.of_arcs(sorted(arcs), -lattice.final_cost, lattice.start).to_openfst()
     if words is not None:
-        fst = pywrapfst.compose(fst.arcsort("olabel"), linear(words))
+        fst = pywrapfst.compose(fst.arcsort("olabel"), linear(list(words)))
     return float(pywrapfst.shortestdistance(fst, reverse=True)[fst.start()])
-
-
-def cost_of(lattice, words):
-    return shortest(lattice, list(words))
 
 
 def lattice_of(arcs, num_states, lm_weight=1.0):
@@ -291,20 +282,12 @@ def test_openfst_reads_the_lattices_with_their_costs_added_up(searched, tmp_path
         far.next()
     assert list(found) == sorted(searched)
     for name, lattice in searched.items():
-        rows = [
-            (state, arc.nextstate, arc.ilabel, arc.olabel, float(arc.weight))
-            for state in found[name].states()
-            for arc in found[name].arcs(state)
-        ]
-        columns = (lattice.src, lattice.dst, lattice.transition, lattice.word)
-        assert [row[:4] for row in rows] == list(zip(*(column.tolist() for column in columns), strict=True))
-        np.testing.assert_allclose([row[4] for row in rows], lattice.cost, rtol=1e-5, atol=1e-4)
-        best = best_words([lattice], [lattice.weights])[0][0]
-        shortest_path = pywrapfst.shortestpath(found[name]).topsort()
-        words = [
-            arc.olabel for state in shortest_path.states() for arc in shortest_path.arcs(state) if arc.olabel
-        ]
-        assert tuple(words) == best
+        graph = Transducer.from_openfst(found[name])
+        for column, theirs in (("src", "src"), ("dst", "dst"), ("transition", "ilabel"), ("word", "olabel")):
+            np.testing.assert_array_equal(getattr(graph, theirs), getattr(lattice, column))
+        np.testing.assert_allclose(-graph.log_prob, lattice.cost, rtol=1e-5, atol=1e-4)
+        best = Transducer.from_openfst(pywrapfst.shortestpath(found[name]).topsort()).olabel
+        assert tuple(best[best > 0]) == best_words([lattice], [lattice.weights])[0][0]
 
 
 def test_processes_and_this_one_find_the_same_lattices(lexicon, tree, grammar, searched):
