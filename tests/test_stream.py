@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -59,12 +60,18 @@ def stored(utterance):
     return ToyMaker().table(utterance.id, ())
 
 
-def stream(data, copies=COPIES[:1], **options):
-    maker, augmentation = options.pop("maker", None), options.pop("augmentation", None)
+def moved(data, audio):
+    """The recordings of some utterances are elsewhere."""
+    return DataDir(tuple(replace(one, audio=str(audio.get(one.id, one.audio))) for one in data))
+
+
+def stream(data, copies=COPIES[:1], maker=None, augmentation=None, audio=(), stored=stored, **options):
+    """`audio`: where recordings are when their frames have been counted."""
     counts, faults = frame_counts(data.utterances, FEATURES, copies)
     assert not faults
     preparation = Preparation(FEATURES, Cmvn(CmvnConfig("utterance")), augmentation, maker)
-    corpus = Corpus(data.utterances, counts, copies, None if maker else stored)
+    utterances = moved(data, dict(audio)).utterances
+    corpus = Corpus(utterances, counts, copies, None if maker else stored)
     return StreamSource(corpus, preparation, output_lengths, **({"batch_size": 4, "seed": 1} | options))
 
 
@@ -118,24 +125,23 @@ def test_a_share_of_streamed_steps_is_that_of_the_corpus_in_memory(data, share):
 
 
 def test_resuming_reads_nothing_of_the_steps_before(data, tmp_path):
-    source = stream(data)
-    whole = contents(source.batches(2))
-    late = {name for step in whole[4:] for part in step for name in part[0]}
-    broken = [one if one.id in late else replace(one, audio=str(tmp_path / "gone.wav")) for one in data]
-    corpus = replace(source._corpus, utterances=broken)
-    resumed = StreamSource(corpus, source._preparation, output_lengths, batch_size=4, seed=1)
+    whole = contents(stream(data).batches(2))
+    early = {name for step in whole[:4] for part in step for name in part[0]}
+    resumed = stream(data, audio=dict.fromkeys(early, tmp_path / "gone.wav"))
     assert contents(resumed.batches(2, 4)) == whole[4:]
     assert resumed.excluded == ()
 
 
 @pytest.mark.parametrize("views", [1, 2])
 def test_what_cannot_be_used_is_named_when_its_turn_comes_and_the_others_go_on(data, tmp_path, views):
-    source = stream(data)
     names = [one.id for one in data]
-    broken = [replace(one, audio=str(tmp_path / "gone.wav")) if one.id == "u05" else one for one in data]
-    corpus = replace(source._corpus, utterances=broken)
-    corpus = replace(corpus, stored=lambda one: one_pdf_table(0, 50 if one.id == "u07" else 1))
-    source = StreamSource(corpus, source._preparation, output_lengths, batch_size=1, seed=1, views=views)
+    source = stream(
+        data,
+        audio={"u05": tmp_path / "gone.wav"},
+        stored=lambda one: one_pdf_table(0, 50 if one.id == "u07" else 1),
+        batch_size=1,
+        views=views,
+    )
     for _ in range(2):  # the same in the next epoch, and named once
         steps = contents(source.batches(0))
         assert sorted(name for step in steps for part in step for name in part[0]) == [
@@ -152,22 +158,16 @@ def test_features_that_are_not_finite_are_worded_as_they_are_in_memory(data, tmp
     samples = np.full(4000, 0.1, np.float32)
     samples[2000] = np.nan
     soundfile.write(tmp_path / "nan.wav", samples, 8000, subtype="FLOAT")
-    path = str(tmp_path / "nan.wav")
-    broken = DataDir(tuple(replace(one, audio=path) if one.id == "u05" else one for one in data))
-    plain = stream(data)
-    corpus = replace(plain._corpus, utterances=broken.utterances)
-    source = StreamSource(corpus, plain._preparation, output_lengths, batch_size=4, seed=1)
+    broken = {"u05": tmp_path / "nan.wav"}
+    source = stream(data, audio=broken)
     contents(source.batches(0))
-    (fault,) = load_usable(broken, FEATURES)[2]
+    (fault,) = load_usable(moved(data, broken), FEATURES)[2]
     assert source.excluded == (fault,) and "first in frame 2" in fault.reason
 
 
 def test_numerators_are_compiled_by_processes_and_refused_ones_are_named(data):
-    source = stream(data, maker=ToyMaker(refused="u03"), num_processes=1)
-    try:
+    with closing(stream(data, maker=ToyMaker(refused="u03"), num_processes=1)) as source:
         found = contents(source.batches(0))
-    finally:
-        source.close()
     expected = contents(in_memory(data.select(lambda one: True)).batches(0))
     assert [fault.id for fault in source.excluded] == ["u03"]
     names = [name for step in found for part in step for name in part[0]]
@@ -175,12 +175,11 @@ def test_numerators_are_compiled_by_processes_and_refused_ones_are_named(data):
 
 
 def test_a_worker_that_dies_ends_the_epoch_with_an_error(data):
-    source = stream(data, maker=ToyMaker(killed="u11"), num_processes=1)
-    try:
-        with pytest.raises(DataError, match="a worker that prepares data was ended from outside"):
-            list(source.batches(0))
-    finally:
-        source.close()
+    with (
+        closing(stream(data, maker=ToyMaker(killed="u11"), num_processes=1)) as source,
+        pytest.raises(DataError, match="a worker that prepares data was ended from outside"),
+    ):
+        list(source.batches(0))
 
 
 class Recorder:

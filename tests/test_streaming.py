@@ -1,51 +1,20 @@
-"""Chunk by chunk equals at once: networks, features, resampling."""
+"""Chunk by chunk equals at once: features, their normalisation, resampling; networks: test_networks.py."""
 
 import itertools
 
 import numpy as np
 import pytest
 import soundfile
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tdnnf import SMALL, VARIANTS, network
 from tolerances import NORMALISED_VARIANCE, RESAMPLED
 
 from fsachain.data.audio import BLOCK_SECONDS, Recording, Resampler
 from fsachain.data.cmvn import SlidingCmvn, Statistics
 from fsachain.data.features import FeatureConfig, FeatureStream, compute_features
 from fsachain.errors import ConfigError, DataError
-from fsachain.nn.streaming import StreamingModel
 
 CHUNKS = st.lists(st.integers(0, 40), min_size=1, max_size=8)
-
-
-def features_of(num_frames, seed=0):
-    return torch.randn(num_frames, SMALL["num_features"], generator=torch.Generator().manual_seed(seed))
-
-
-def streamed(stream, features, chunks):
-    parts = [stream.accept(part) for part in features.split(chunks)]
-    return torch.cat([*parts, stream.finish()])
-
-
-@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
-def test_an_output_comes_with_the_last_frame_that_it_sees(options):
-    """It does not depend on what follows, and it does on that frame: so it could come no earlier."""
-    model = network(**options).double()
-    stream, step = StreamingModel(model), model.subsampling
-    features = features_of(60).double()
-    counts = np.cumsum([len(stream.accept(features[t : t + 1])) for t in range(60)])
-    for t, count in enumerate(counts.tolist()):
-        assert count == max(0, t + step - stream.delay) // step
-    assert stream.delay == step - 1 + model.config.context[1]
-    output = int(counts[-1]) // 2
-    last = step * output + stream.delay
-    changed = features.clone()
-    changed[last] += 1.0
-    lengths = torch.tensor([60])
-    before, after = (model(x[None], lengths).nnet_output[0, output] for x in (features, changed))
-    assert (before != after).any()
 
 
 @pytest.mark.parametrize("kind", ["fbank", "mfcc"])

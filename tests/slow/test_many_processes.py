@@ -1,6 +1,7 @@
 """One training by several processes: the same numbers as by one, no hang, one set of files. By gloo, on this machine."""
 
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -128,9 +129,8 @@ def test_sigterm_to_one_process_stops_all_after_the_same_step_and_they_go_on_bit
     """With dropout: each process takes up its own random numbers."""
     common = {"options": {"batch_size": 2}, "dropout": 0.3}
     whole = pair.ask(train, plans(tmp_path / "whole", 2, **common))
-    broken = plans(tmp_path / "broken", 2, **common)
-    broken[1] = plans(tmp_path / "broken", 2, stop_at=2, **common)[1]
-    stopped = pair.ask(train, broken)
+    first, second = plans(tmp_path / "broken", 2, **common)
+    stopped = pair.ask(train, [first, replace(second, stop_at=2)])
     assert all(isinstance(result, Ended) and "SIGTERM" in result.message for result in stopped)
     (path,) = list_checkpoints(tmp_path / "broken" / "0" / "checkpoints")
     assert Checkpoint.load(path).batch < 6
@@ -161,9 +161,8 @@ def test_a_training_goes_on_with_another_number_of_processes_and_no_utterance_co
 
 
 def test_a_process_with_bad_data_ends_the_others_with_a_message(doomed, tmp_path):
-    jobs = plans(tmp_path, 2, options={"batch_size": 2})
-    jobs[1] = plans(tmp_path, 2, options={"batch_size": 2}, raise_at=3)[1]
-    first, second = doomed.ask(train, jobs)
+    one, other = plans(tmp_path, 2, options={"batch_size": 2})
+    first, second = doomed.ask(train, [one, replace(other, raise_at=3)])
     assert isinstance(second, DataError)
     assert "u7.wav" in str(second)
     assert isinstance(first, WorldError)
@@ -172,9 +171,8 @@ def test_a_process_with_bad_data_ends_the_others_with_a_message(doomed, tmp_path
 
 
 def test_a_killed_process_ends_the_others_with_a_message(doomed, tmp_path):
-    jobs = plans(tmp_path, 2, options={"batch_size": 2})
-    jobs[0] = plans(tmp_path, 2, options={"batch_size": 2}, kill_at=2)[0]
-    first, second = doomed.ask(train, jobs)
+    one, other = plans(tmp_path, 2, options={"batch_size": 2})
+    first, second = doomed.ask(train, [replace(one, kill_at=2), other])
     assert first is None
     assert isinstance(second, WorldError)
 
