@@ -12,7 +12,6 @@ import pytest
 import test_cuda_ctc_loss as of_ctc
 import test_cuda_grid as of_grid
 import test_cuda_grid_rows as of_rows
-import test_cuda_losses as of_losses
 import test_cuda_pairs as of_pairs
 import test_cuda_paths as of_paths
 import test_cuda_penalties as of_penalties
@@ -179,7 +178,7 @@ def run_others(device):
     cuda.add_occupancy(device, batch, scores, lengths, 0.0, None, new, None, is_new=True, lists=lists)
     cuda.spread_rows(device, new, lists, ones, new)
     of_ctc.run(device, of_ctc.random_logits())
-    of_losses.run(device, of_losses.make_costs(np.inf), shares=of_losses.SHARES)
+    of_penalties.run_reduction(device, of_penalties.make_costs(np.inf), shares=of_penalties.SHARES)
     of_pairs.run(device, *of_pairs.random_scores(scale=80.0))
     run_grids(device)
     run_rows(device)

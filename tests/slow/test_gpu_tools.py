@@ -1,4 +1,7 @@
-"""The GPU benchmark and report as far as they can be tested without a GPU: values, tables, and how steps end."""
+"""Benchmarks: yardsticks do the work that they are compared with; those of a GPU as far as that goes without one.
+
+Values, tables, and how steps end; no test looks at a time.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ import tolerances
 import torch
 from device_arrays import needs_host_compiler
 
+from fsachain import forward_backward
 from tools import ROOT, gpu_driver, gpu_pack
 from tools import gpu_report as whole_report
-from tools.bench import gpu_report, host_time, workloads
+from tools.bench import gpu_report, host_time, tables, workloads, yardstick
 from tools.bench.gpu_cases import MAKERS
 from tools.bench.workloads import TINY
 from tools.gpu_results import told
@@ -71,6 +75,31 @@ def test_kernels_of_a_call_are_added_up_by_name_and_those_that_take_most_are_tol
     assert list(figures)[:4] == ["ms", "launches", "ms backward", "ms forward"]
     assert figures["ms forward"] == pytest.approx(3.001) and figures["launches"] == 12
     assert figures["ms"] == pytest.approx(7.007) and len(figures) == 2 + gpu_report.MOST_KERNELS
+
+
+@pytest.mark.parametrize(("leak", "dtype"), [(0.0, np.float64), (0.3, np.float32)])
+def test_the_plain_loop_computes_what_the_backends_compute(leak, dtype):
+    batch = workloads.seeded(TINY).denominator.batch(5)
+    scores = workloads.random_scores(5, 12, TINY.pdfs)
+    columns = yardstick.plain_scores(batch.table(0), scores, dtype)
+    occupancy = np.full_like(columns, np.nan)
+    graph = yardstick.plain_graph(batch.table(0), dtype)
+    log_z = yardstick.plain_forward_backward(graph, columns.dtype.type(leak), columns, occupancy)
+    expected = forward_backward(batch, scores, leaky_hmm_coefficient=leak, backend="reference")
+    limit = tolerances.log_prob_tolerance(log_z.max())
+    np.testing.assert_allclose(log_z, expected.log_prob, rtol=0, atol=limit)
+    ours = expected.occupancy[:, :, batch.table(0).active_pdfs].transpose(1, 2, 0)
+    np.testing.assert_allclose(occupancy, ours, rtol=0, atol=tolerances.OCCUPANCY)
+
+
+def test_all_ctc_losses_of_the_host_give_one_gradient():
+    work = workloads.seeded(TINY)
+    batch = workloads.packed(work.ctc, TINY.labels)
+    scores = workloads.random_scores(batch.size, TINY.frames, TINY.labels)
+    *ours, theirs = (call().grad.clone() for call in tables.ctc_calls(batch, work.targets, scores).values())
+    assert theirs.abs().max() > 0.1
+    for gradient in ours:
+        torch.testing.assert_close(gradient, theirs, rtol=0, atol=tolerances.PEER_CTC_GRADIENT)
 
 
 def test_peers_in_plain_torch_have_our_losses_and_gradients():
