@@ -38,6 +38,7 @@ from test_rnnt_loss import (  # noqa: F401
 from test_rnnt_pruned import (  # noqa: F401
     test_a_pruned_loss_is_that_of_logits_of_minus_infinity_elsewhere,
     test_a_range_of_all_labels_is_the_full_loss,
+    test_the_simple_loss_is_right_at_any_magnitude,
     test_the_simple_loss_is_that_of_the_sum_of_am_and_lm,
     test_the_smoothed_scores_are_mixtures,
 )
