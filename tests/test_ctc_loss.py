@@ -78,7 +78,6 @@ def test_values_of_torch_and_k2_are_met(name, inputs, backend):
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_loss_is_minus_log_z_of_the_graph_that_the_topology_names(topology, backend):
     batch = random_batch(1)
     tables = [
@@ -93,7 +92,6 @@ def test_a_loss_is_minus_log_z_of_the_graph_that_the_topology_names(topology, ba
     np.testing.assert_allclose(gradient, scores.grad.transpose(0, 1), atol=tolerances.FLOAT64)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("topology", "delay"), [("standard", 0.3), ("standard", -1.0), ("selfless", 0.3)])
 def test_a_delay_penalty_is_paid_at_the_first_frame_of_each_label(topology, delay, backend):
     frames, classes, target = 5, 3, (1, 1)

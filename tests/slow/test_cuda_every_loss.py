@@ -6,6 +6,14 @@ from test_arcs_and_states import (  # noqa: F401
     test_gradients_are_expected_counts_times_what_comes_in_at_every_scale,
     test_gradients_come_to_those_who_want_them_and_are_right,
 )
+from test_ctc_loss import (  # noqa: F401
+    test_a_delay_penalty_is_paid_at_the_first_frame_of_each_label,
+    test_a_loss_is_minus_log_z_of_the_graph_that_the_topology_names,
+    test_gradients_are_derivatives_also_where_rows_are_not_normalized,
+    test_log_priors_are_taken_off_the_log_probabilities,
+    test_no_frames_spell_the_empty_target_and_nothing_else,
+    test_reductions_and_forms_of_targets_are_those_of_torch,
+)
 from test_every_loss import (  # noqa: F401
     test_a_sequence_has_the_same_bits_alone_and_with_any_number_of_threads,
     test_an_illegal_or_impossible_sequence_has_no_gradient_and_harms_no_other,
