@@ -62,29 +62,18 @@ def assert_alone_as_in_a_batch(fsa, leak, scores):
         assert alone.occupancy.tobytes() == batch.occupancy[one].tobytes()
 
 
-@settings(max_examples=45)
+uneven_graphs = st.builds(uneven_graph, st.integers(1, 70), st.integers(0, 1000), is_by_state=st.booleans())
+
+
+@settings(max_examples=90)
 @given(
     leak=st.sampled_from(LEAKS),
-    num_states=st.integers(1, 70),
+    fsa=uneven_graphs | graphs(max_states=40, max_arcs=60),
     seed=st.integers(0, 1000),
     scale=st.sampled_from([1.0, 20.0, 150.0, 1500.0]),
-    is_by_state=st.booleans(),
-)
-def test_a_sequence_alone_has_its_bits_on_uneven_graphs(leak, num_states, seed, scale, is_by_state):
-    scores = scale * np.random.default_rng(seed).normal(size=(3, FRAMES, PDFS))
-    fsa = uneven_graph(num_states, seed, is_by_state=is_by_state)
-    assert_alone_as_in_a_batch(fsa, leak, scores.astype(np.float32))
-
-
-@settings(max_examples=45)
-@given(
-    leak=st.sampled_from(LEAKS),
-    fsa=graphs(max_states=40, max_arcs=60),
-    seed=st.integers(0, 1000),
-    scale=st.sampled_from([1.0, 1500.0]),
 )
 def test_a_sequence_alone_has_its_bits_on_any_graph(leak, fsa, seed, scale):
-    scores = scale * np.random.default_rng(seed).normal(size=(2, FRAMES, 3))
+    scores = scale * np.random.default_rng(seed).normal(size=(3, FRAMES, PDFS))
     scores[1, 2, 0] = -math.inf
     assert_alone_as_in_a_batch(fsa, leak, scores.astype(np.float32))
 

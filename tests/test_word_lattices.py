@@ -243,13 +243,15 @@ def test_the_beam_of_a_lattice_is_widened_until_the_best_path_is_in_it(lexicon, 
     assert lost, "a narrow beam alone would do"
 
 
-@pytest.fixture(scope="module")
-def searched(lexicon, tree, grammar):
+def search(lexicon, tree, grammar, **options):
     outputs = {f"utt{seed}": scores_of(tree, 12, seed) for seed in range(3)}
     config = DecoderConfig(beam=30.0, lattice_beam=8.0)
-    return lattices(
-        outputs, graph_at(lexicon, tree, grammar, (0.9, 0.3)), lexicon.words, config, num_workers=1
-    )
+    return lattices(outputs, graph_at(lexicon, tree, grammar, (0.9, 0.3)), lexicon.words, config, **options)
+
+
+@pytest.fixture(scope="module")
+def searched(lexicon, tree, grammar):
+    return search(lexicon, tree, grammar, num_workers=1)
 
 
 def test_kaldis_programs_read_the_lattices(searched, tmp_path):
@@ -291,17 +293,8 @@ def test_openfst_reads_the_lattices_with_their_costs_added_up(searched, tmp_path
 
 
 def test_processes_and_this_one_find_the_same_lattices(lexicon, tree, grammar, searched):
-    outputs = {f"utt{seed}": scores_of(tree, 12, seed) for seed in range(3)}
-    config = DecoderConfig(beam=30.0, lattice_beam=8.0)
     calls = []
-    shared = lattices(
-        outputs,
-        graph_at(lexicon, tree, grammar, (0.9, 0.3)),
-        lexicon.words,
-        config,
-        num_workers=2,
-        progress=lambda *state: calls.append(state),
-    )
+    shared = search(lexicon, tree, grammar, num_workers=2, progress=lambda *state: calls.append(state))
     assert calls[-1] == (3, 3)
     assert list(shared) == list(searched)
     for name, lattice in searched.items():
