@@ -1,10 +1,16 @@
-"""The grid's kernels, run on the host: the oracle's sums and occupancies, and the CPU's paths."""
+"""The grid's kernels, run on the host: what holds of the CPU's functions, however the kernels run."""
 
 import numpy as np
 import pytest
 import tolerances
 from device_arrays import WithFarMemory, assert_same_bits, far_memory, on_device, read
 from random_grids import TOPOLOGIES, make_grids
+from test_transducer_grid import (  # noqa: F401
+    test_grids_may_begin_within_their_boxes,
+    test_padding_changes_no_bit_and_gets_no_occupancy,
+    test_scores_that_no_arc_uses_may_be_anything,
+    test_sums_occupancies_and_paths_are_the_oracles_at_any_magnitude_ties_too,
+)
 
 from fsachain.backends.cpu import grid as grid_cpu
 from fsachain.backends.cuda import grid as cuda_grid
@@ -14,9 +20,6 @@ from fsachain.backends.reference import grid as reference_grid
 from tools.cuda_on_host import HostDevice, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
-
-FRAMES, LABELS = [13, 1, 20, 0, 11, 0, 9], [7, 0, 6, 3, 8, 0, 0]
-of_every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
 
 
 def run(batch, values, plan=None, device=None):
@@ -33,42 +36,25 @@ def best(batch, values, plan=None):
     return cuda_grid.read_paths(batch, found.read(np.uint8))
 
 
-def by_oracle(batch, values):
-    exact = values.astype(np.float64)
-    return reference_grid.forward_backward(batch, exact), exact
+class Kernels:
+    """The grid's functions by a device, as the CPU has them."""
 
+    best_paths = staticmethod(best)
 
-def assert_close(found, expected):
-    np.testing.assert_allclose(found[0], expected[0], rtol=tolerances.FLOAT64, atol=tolerances.FLOAT64)
-    limit = tolerances.SURE_OCCUPANCY if found[1].dtype == np.float32 else tolerances.SHIFTED_OCCUPANCY
-    np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=limit)
-
-
-def assert_same_paths(found, expected):
-    np.testing.assert_array_equal(found[0], expected[0])
-    assert_same_bits(found[1], expected[1])
-
-
-@of_every_topology
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("scale", [1.0, 1000.0])
-def test_sums_and_occupancies_are_the_oracles_at_any_magnitude(topology, scale, dtype):
-    for seed, impossible in enumerate((0.0, 0.1)):
-        batch, values = make_grids(TOPOLOGIES[topology], FRAMES, LABELS, scale, seed, dtype, impossible)
-        found = run(batch, values)
-        assert_close(found, by_oracle(batch, values))
+    @staticmethod
+    def log_probs(batch, values):
         device = HostDevice()
-        alone = cuda_grid.log_probs(device, batch, on_device(device, values)).read(np.float64)
-        np.testing.assert_array_equal(alone, found[0])
+        return cuda_grid.log_probs(device, batch, on_device(device, values)).read(np.float64)
+
+    @staticmethod
+    def forward_backward(batch, values):
+        log_prob, values[:] = run(batch, values)
+        return log_prob
 
 
-@of_every_topology
-def test_best_paths_are_the_cpus_bits_ties_too(topology):
-    batch, values = make_grids(TOPOLOGIES[topology], FRAMES, LABELS, 1.0, 7, np.float32, 0.2)
-    for scores in (values, np.rint(values)):
-        found, expected = best(batch, scores), grid_cpu.best_paths(batch, scores)
-        assert_same_paths(found, expected)
-        assert np.isneginf(expected[0]).any() and np.isfinite(expected[0]).any()
+@pytest.fixture
+def grids():
+    return Kernels
 
 
 @pytest.mark.parametrize("topology", ["regular", "modified"])
@@ -78,32 +64,34 @@ def test_no_bit_depends_on_the_blocks_or_on_where_the_last_steps_lie(topology):
     expected, paths = run(batch, values), best(batch, values)
     for plan in (GridPlan(32), GridPlan(256), GridPlan(64, shared_bytes=0), GridPlan(64, shared_bytes=2000)):
         assert_same_bits(run(batch, values, plan), expected)
-        assert_same_paths(best(batch, values, plan), paths)
-    assert_close(expected, by_oracle(batch, values))
+        found = best(batch, values, plan)
+        np.testing.assert_array_equal(found[0], paths[0])
+        assert_same_bits(found[1], paths[1])
+    log_prob = reference_grid.forward_backward(batch, values)
+    np.testing.assert_allclose(expected[0], log_prob, rtol=tolerances.FLOAT64)
+    np.testing.assert_allclose(expected[1], values, rtol=0, atol=tolerances.SHIFTED_OCCUPANCY)
 
 
 def test_scores_lie_anywhere():
-    """Boxes whose frames are neighbours, as those of px and py; grids that begin within their boxes."""
-    arcs = TOPOLOGIES["free"]
-    batch, values = make_grids(arcs, [9, 7], [6, 6])
-    inner = batch._replace(sizes=np.array([[2, 1, 5, 3], [0, 3, 7, 2]]))
-    expected = run(inner, values)
-    assert_close(expected, by_oracle(inner, values))
+    """Boxes whose frames are neighbours, as those of px and py."""
+    batch, values = make_grids(TOPOLOGIES["free"], [9, 7], [6, 6])
+    expected = run(batch, values)
     turned = values.reshape(2, 2, 10, 7).swapaxes(2, 3)
-    boxes = inner.boxes.copy()
+    boxes = batch.boxes.copy()
     boxes[:, :, 1:3] = 1, 10
-    log_prob, occupancy = run(inner._replace(boxes=boxes), np.ascontiguousarray(turned).reshape(-1))
+    log_prob, occupancy = run(batch._replace(boxes=boxes), np.ascontiguousarray(turned).reshape(-1))
     np.testing.assert_array_equal(log_prob, expected[0])
-    np.testing.assert_array_equal(
-        occupancy.reshape(turned.shape), expected[1].reshape(2, 2, 10, 7).swapaxes(2, 3)
-    )
+    occupancy = occupancy.reshape(turned.shape).swapaxes(2, 3)
+    np.testing.assert_array_equal(occupancy.reshape(-1), expected[1])
 
 
 def test_twenty_thousand_frames():
     """The CPU's values: the oracle would take seconds."""
     batch, values = make_grids(TOPOLOGIES["regular"], [20_000], [1], dtype=np.float32)
     found, expected = run(batch, values, GridPlan(32)), values.copy()
-    assert_close(found, (grid_cpu.forward_backward(batch, expected), expected))
+    log_prob = grid_cpu.forward_backward(batch, expected)
+    np.testing.assert_allclose(found[0], log_prob, rtol=tolerances.FLOAT64)
+    np.testing.assert_allclose(found[1], expected, rtol=0, atol=tolerances.SURE_OCCUPANCY)
 
 
 def test_scores_lie_beyond_31_bits():
