@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kaldi_bytes import check, damage, is_refused
+from test_decoder import WORDS, spell, word_loop
 
 from fsachain.data.kaldi_examples import read_examples
-from fsachain.errors import DataError, GraphError
+from fsachain.decode.decoder import Decoder
+from fsachain.errors import DataError, GraphError, ShapeError
 from fsachain.fsa import Fsa, read_fsa
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.kaldi.archive import read_table, read_value
@@ -44,6 +46,18 @@ def by_graph_error(read):
             raise DataError(f"{error}, byte 0") from error
 
     return wrapped
+
+
+def search(path):
+    """What a user does with a decoding graph: a graph that claims much is refused before memory is taken."""
+    try:
+        decoder = Decoder(path, WORDS)
+        decoder.lattice(spell(("yes", "no"), noise=0.5))
+        return decoder.decode(spell(("yes", "no"), noise=0.5))
+    except GraphError as error:
+        raise DataError(f"{path}, byte 0: {error}".replace("\n", " ")) from error
+    except ShapeError:
+        return path  # a label that no network has
 
 
 def topology_of_model(content):
@@ -111,6 +125,7 @@ EXAMPLE = kb.chain_example(
 MADE = {
     "const fst": (kb.const_fst([[(1, 1, 0.5, 1)], [(2, 2, 0.0, 0)]], [np.inf, 0.0], aligned=True), at(read_fst)),
     "compact acceptor": (compact_acceptor(), at(read_fsa)),
+    "decoding graph": (word_loop().write_to_string(), search),
     "L_disambig.fst": (b"0 1 1 1 0.5\n1 0 5 0\n0 0 5 5\n0 0.1\n", at(read_fst)),
     "merged examples": (b"a \0B" + EXAMPLE, lambda path: list(read_examples(path))),
     "matrix": (b"a \0B" + kb.matrix(np.arange(12.0).reshape(4, 3)), table_of(read_matrix)),

@@ -1,64 +1,25 @@
-"""A decoding graph from elsewhere is searched or refused: no crash of the process, no search without end."""
+"""A decoding graph from elsewhere is searched or refused: no search without end; damaged ones: test_kaldi_fuzz.py."""
 
 import re
 
 import numpy as np
 import pytest
 import pywrapfst
-from hypothesis import given
-from hypothesis import strategies as st
-from kaldi_bytes import HUGE, check, damage
 from test_decoder import WORDS, spell, word_loop
 
 from fsachain.decode.decoder import Decoder
-from fsachain.errors import DataError, GraphError, ShapeError
+from fsachain.errors import GraphError
 from fsachain.openfst import Transducer
 
-CONTENT = word_loop().write_to_string()
-HEADER = 4 + 4 + len("vector") + 4 + len("standard") + 16  # start, states and arcs come behind it
-FIRST_ARCS = HEADER + 24 + 4  # count of arcs of state 0
 
-
-def search(path):
-    """What a user does with a graph; refusals are DataError for `check`."""
-    try:
-        decoder = Decoder(path, WORDS)
-        for kind in (decoder.decode, decoder.lattice):
-            kind(spell(("yes", "no"), noise=0.5))
-    except GraphError as error:
-        raise DataError(f"{path}, byte 0: {error}".replace("\n", " ")) from error
-    except ShapeError:
-        pass  # a label that no network has
-
-
-@given(data=st.data())
-def test_damaged_graphs_are_searched_or_refused(data, tmp_path_factory):
-    path = tmp_path_factory.getbasetemp() / "damaged.fst"
-    check(path, damage(data.draw, CONTENT), search)
-
-
-def test_every_cut_is_refused(tmp_path):
-    path = tmp_path / "cut.fst"
-    for end in range(len(CONTENT)):
-        path.write_bytes(CONTENT[:end])
+def test_a_graph_that_is_cut_is_refused_with_its_place_and_as_bytes_too(tmp_path):
+    path, content = tmp_path / "cut.fst", word_loop().write_to_string()
+    for end in range(0, len(content), 7):
+        path.write_bytes(content[:end])
         with pytest.raises(GraphError, match=r"cut\.fst.*byte \d+"):
             Decoder(path, WORDS)
         with pytest.raises(GraphError, match="graph: not a readable OpenFst file"):
-            Decoder(CONTENT[:end], WORDS)
-
-
-@pytest.mark.parametrize("place", [HEADER, HEADER + 8, FIRST_ARCS], ids=["start", "states", "arcs"])
-@pytest.mark.parametrize(
-    "claim", [piece for piece in HUGE if len(piece) == 8] + [(2**50).to_bytes(8, "little")]
-)
-def test_a_claim_of_a_header_is_refused_before_memory_is_taken(place, claim, tmp_path):
-    content = bytearray(CONTENT)
-    content[place : place + 8] = claim
-    path = tmp_path / "claim.fst"
-    path.write_bytes(bytes(content))
-    with pytest.raises(GraphError, match=r"claim\.fst"):
-        Decoder(path, WORDS)
-    check(path, bytes(content), search)
+            Decoder(content[:end], WORDS)
 
 
 def silent_cycle(costs):
@@ -88,7 +49,7 @@ def test_epsilon_cycles_that_gain_are_refused():
 
 
 def test_other_forms_of_a_graph_give_the_same_words(tmp_path):
-    expected = Decoder(CONTENT, WORDS).decode(spell(("yes", "maybe"), noise=0.5))
+    expected = Decoder(word_loop().write_to_string(), WORDS).decode(spell(("yes", "maybe"), noise=0.5))
     pywrapfst.convert(word_loop(), "const").write(str(tmp_path / "const.fst"))
     (tmp_path / "text.fst").write_text(word_loop().print())
     for name in ("const.fst", "text.fst"):
