@@ -108,9 +108,7 @@ def test_phone_strings_and_their_weights_are_those_written_down(pattern):
         phones, _ = spell(graph, lexicon, parts)
         assert (phones.ilabel > 0).all()
         found, expected = strings_of(input_fsa(phones)), language(pattern, lexicon)
-        assert found.keys() == expected.keys()
-        for string, prob in expected.items():
-            assert found[string] == pytest.approx(prob, abs=tolerances.ENUMERATION)
+        assert found == pytest.approx(expected, abs=tolerances.ENUMERATION)
 
 
 def test_a_plain_pattern_is_the_transcripts_numerator():
@@ -175,9 +173,7 @@ def test_a_word_model_becomes_a_phone_model_of_the_same_weights():
                 continue
             for string, prob in language([LEXICON.words[i] for i in ids]).items():
                 expected[string] = expected.get(string, 0.0) + math.exp(word_score(ids)) * prob
-    assert found.keys() == expected.keys()
-    for string, prob in expected.items():
-        assert found[string] == pytest.approx(prob, abs=tolerances.ENUMERATION)
+    assert found == pytest.approx(expected, abs=tolerances.ENUMERATION)
 
 
 @st.composite

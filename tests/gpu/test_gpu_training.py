@@ -36,8 +36,7 @@ def train_on(device, plan):
 
 
 def assert_same(found, expected, tolerance=tolerances.DEVICE_TRAINING):
-    for name, value in expected.state.items():
-        torch.testing.assert_close(found.state[name], value, rtol=0, atol=tolerance, msg=name)
+    torch.testing.assert_close(found.state, expected.state, rtol=0, atol=tolerance)
     for ours, theirs in zip(found.epochs, expected.epochs, strict=True):
         for part in ("train", "dev"):
             assert ours[part]["objf"] == pytest.approx(theirs[part]["objf"], abs=tolerance)

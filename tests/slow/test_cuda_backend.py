@@ -175,8 +175,7 @@ def test_lf_mmi_adds_penalties_weighs_frames_scales_and_casts_its_gradient_in_on
         assert names.count("finish_gradient") == 2 and "scale_rows" not in names
         found.append((value.detach(), first, scores.grad))
     rounding = max(tolerances.LOG_PROB_RELATIVE, torch.finfo(dtype).eps)
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=rounding, atol=tolerances.OCCUPANCY)
+    torch.testing.assert_close(*found, rtol=rounding, atol=tolerances.OCCUPANCY)
     assert torch.equal(found[0][1], found[0][2])
 
 

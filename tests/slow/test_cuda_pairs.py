@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from device_arrays import WAITING, needs_host_compiler, on_device, read
+from device_arrays import WAITING, assert_same_bits, needs_host_compiler, on_device, read
 
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.loss.pruned import PairGradientCall, pair_gradient, pair_scores
@@ -61,8 +61,7 @@ def run(device, am, lm, threads=64):
 def test_no_bit_depends_on_blocks_or_on_the_batch():
     am, lm = random_scores(scale=80.0)
     first = run(HostDevice(), am, lm, threads=32)
-    for one, other in zip(first, run(HostDevice(), am, lm, threads=256), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert_same_bits(run(HostDevice(), am, lm, threads=256), first)
     alone = [x[:1] for x in (am, lm)]
     device = HostDevice()
     sums, started = (on_device(device, x[:1]) for x in products(am, lm))
@@ -92,8 +91,7 @@ def test_lost_pairs_are_summed_again_on_a_device_as_on_the_host(dtype, scale):
     # Logits of float32 are rounded by 6e-8 of themselves.
     limit = tolerances.OCCUPANCY * max(1.0, scale / 30.0) if dtype == np.float32 else tolerances.FLOAT64
     relative = min(limit, tolerances.LOG_PROB_RELATIVE)
-    for ours, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=relative, atol=limit)
+    torch.testing.assert_close(*found, rtol=relative, atol=limit)
 
 
 def test_nothing_on_the_way_asks_the_device_for_a_size_or_a_number(monkeypatch):
