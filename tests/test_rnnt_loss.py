@@ -1,6 +1,7 @@
 """`rnnt_loss`: values, gradients, options, and inputs that must not change anything."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -307,60 +308,48 @@ def test_a_gradient_in_place_needs_a_contiguous_place():
         loss.backward()
 
 
-def test_grids_and_boundaries_that_cannot_be_are_named():
-    px, py = torch.zeros(2, 3, 6), torch.zeros(2, 4, 5)
-    for wrong in (px[:, :2], torch.zeros(2, 3, 7), px[:1]):
-        with pytest.raises(ShapeError, match=r"expected \[B, S, T \+ 1\] or \[B, S, T\]"):
-            mutual_information_recursion(wrong, py)
-    for spans in ([[0, 0, 4, 5]] * 2, [[0, 0, 3, 6]] * 2, [[2, 0, 1, 5]] * 2, [[0, -1, 3, 5]] * 2):
-        with pytest.raises(
-            ShapeError, match=r"boundary\[0\] = .*; expected \[s_begin, t_begin, s_end, t_end"
-        ):
-            mutual_information_recursion(px, py, spans)
-    with pytest.raises(ShapeError, match=r"boundary has shape \[1, 4\]; expected \[2, 4\]"):
-        mutual_information_recursion(px, py, [[0, 0, 3, 5]])
+LM, AM, PX, PY = torch.zeros(2, 3, 5), torch.zeros(2, 4, 5), torch.zeros(2, 3, 6), torch.zeros(2, 4, 5)
+RANGES, KEPT = torch.zeros(2, 4, 1, dtype=torch.int64) + torch.arange(2), torch.zeros(2, 4, 2, 5)
+SPAN = r"boundary\[0\] = .*; expected \[s_begin, t_begin, s_end, t_end"
+SHARES = "expected numbers >= 0 whose sum is at most 1"
+GIVEN = torch.add, TARGETS, *SIZES
 
 
-def test_what_simple_and_smoothed_losses_cannot_use_is_named():
-    lm, am = torch.zeros(2, 3, 5), torch.zeros(2, 4, 5)
-    with pytest.raises(ShapeError, match=r"expected \[B, S \+ 1, C\] and \[B, T, C\]"):
-        rnnt_loss_simple(lm, am[:, :, :4], TARGETS, 0)
-    with pytest.raises(ShapeError, match=r"symbols\[1, 0\] = 9; expected a class, 0 to 4"):
-        rnnt_loss_simple(lm, am, [[1, 2], [9, 0]], 0)
-    with pytest.raises(ConfigError, match="termination_symbol = 5"):
-        rnnt_loss_simple(lm, am, TARGETS, 5)
-    for scales in ((0.6, 0.5), (-0.1, 0.1), (float("nan"), 0.1)):
-        with pytest.raises(ConfigError, match="expected numbers >= 0 whose sum is at most 1"):
-            rnnt_loss_smoothed(lm, am, TARGETS, 0, *scales)
-
-
-def test_ranges_that_cannot_be_are_named():
-    ranges = torch.zeros(2, 4, 1, dtype=torch.int64) + torch.arange(2)
-    kept = torch.zeros(2, 4, 2, 5)
-    for wrong in (ranges + 2, ranges - 1, ranges.flip(2)):
-        with pytest.raises(ShapeError, match="ranges is not made of 2 successive labels of 0 to 2"):
-            rnnt_loss_pruned(kept, TARGETS, wrong, 0)
-    with pytest.raises(ShapeError, match=r"ranges has shape \[2, 3, 2\]; expected \[2, 4, 2\]"):
-        rnnt_loss_pruned(kept, TARGETS, ranges[:, :3], 0)
-    with pytest.raises(ConfigError, match="s_range = 1; expected 2 or more"):
-        get_rnnt_prune_ranges(torch.zeros(2, 2, 5), torch.zeros(2, 3, 4), None, 1)
-    with pytest.raises(ShapeError, match=r"expected \[B, T, D\], \[B, S \+ 1, E\] and \[B, T, s_range\]"):
-        do_rnnt_pruning(torch.zeros(2, 5, 3), torch.zeros(2, 3, 3), ranges)
-
-
-def test_what_chunks_cannot_use_is_named():
-    encoder, predictor = torch.zeros(2, 4, 5), torch.zeros(2, 3, 5)
-    rest = torch.add, TARGETS, *SIZES
-    assert torch.isfinite(transducer_loss(encoder, predictor, *rest))
-    with pytest.raises(ConfigError, match="chunk_frames = 0; expected 1 or more, or None"):
-        transducer_loss(encoder, predictor, *rest, chunk_frames=0)
-    for given, message in (
-        ((encoder, predictor[:1]), r"have shapes \[2, 4, 5\] and \[1, 3, 5\]; expected one N"),
-        ((encoder, predictor[:, :2]), r"target_lengths\[0\] = 2; expected 0 to 1, as predictor_out"),
-        ((encoder[:, :3], predictor), r"logit_lengths\[0\] = 4; expected 0 to 3, the frames of encoder_out"),
-    ):
-        with pytest.raises(ShapeError, match=message):
-            transducer_loss(*given, *rest)
+@pytest.mark.parametrize(
+    ("loss", "arguments", "error", "message"),
+    [
+        *[
+            (mutual_information_recursion, (px, PY), ShapeError, r"expected \[B, S, T \+ 1\] or \[B, S, T\]")
+            for px in (PX[:, :2], torch.zeros(2, 3, 7), PX[:1])
+        ],
+        *[
+            (mutual_information_recursion, (PX, PY, [span] * 2), ShapeError, SPAN)
+            for span in ([0, 0, 4, 5], [0, 0, 3, 6], [2, 0, 1, 5], [0, -1, 3, 5])
+        ],
+        (mutual_information_recursion, (PX, PY, [[0, 0, 3, 5]]), ShapeError, "boundary has shape .1, 4.; expected .2, 4."),
+        (rnnt_loss_simple, (LM, AM[:, :, :4], TARGETS, 0), ShapeError, r"expected \[B, S \+ 1, C\] and \[B, T, C\]"),
+        (rnnt_loss_simple, (LM, AM, [[1, 2], [9, 0]], 0), ShapeError, r"symbols\[1, 0\] = 9; expected a class, 0 to 4"),
+        (rnnt_loss_simple, (LM, AM, TARGETS, 5), ConfigError, "termination_symbol = 5"),
+        *[
+            (rnnt_loss_smoothed, (LM, AM, TARGETS, 0, *scales), ConfigError, SHARES)
+            for scales in ((0.6, 0.5), (-0.1, 0.1), (float("nan"), 0.1))
+        ],
+        *[
+            (rnnt_loss_pruned, (KEPT, TARGETS, ranges, 0), ShapeError, "is not made of 2 successive labels of 0 to 2")
+            for ranges in (RANGES + 2, RANGES - 1, RANGES.flip(2))
+        ],
+        (rnnt_loss_pruned, (KEPT, TARGETS, RANGES[:, :3], 0), ShapeError, "ranges has shape .2, 3, 2.; expected .2, 4, 2."),
+        (get_rnnt_prune_ranges, (PX[:, :2, :5], PY[:, :3, :4], None, 1), ConfigError, "s_range = 1; expected 2 or more"),
+        (do_rnnt_pruning, (PX[:, :, :3], LM, RANGES), ShapeError, r"expected .B, T, D., .B, S \+ 1, E. and .B, T, s_range."),
+        (transducer_loss, (AM, LM[:1], *GIVEN), ShapeError, r"have shapes \[2, 4, 5\] and \[1, 3, 5\]; expected one N"),
+        (transducer_loss, (AM, LM[:, :2], *GIVEN), ShapeError, "target_lengths.0. = 2; expected 0 to 1, as predictor_out"),
+        (transducer_loss, (AM[:, :3], LM, *GIVEN), ShapeError, "logit_lengths.0. = 4; expected 0 to 3, the frames of enc"),
+        (partial(transducer_loss, chunk_frames=0), (AM, LM, *GIVEN), ConfigError, "chunk_frames = 0; expected 1 or more"),
+    ],
+)  # fmt: skip
+def test_what_other_losses_cannot_use_is_named(loss, arguments, error, message):
+    with pytest.raises(error, match=message):
+        loss(*arguments)
 
 
 @pytest.mark.parametrize("kind", [np.array, torch.tensor])
