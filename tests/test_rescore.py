@@ -22,6 +22,7 @@ from fsachain.graph.decoding import Weights, build_decoding_graph
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
 from tests import tolerances
 from tests.graph_paths import grammar_cost
+from tests.test_grammar import parse_arpa, sentence_log_prob
 
 WIDE = DecoderConfig(beam=1000.0, lattice_beam=1000.0, max_active=10**6, first_beam=1000.0)
 # A trigram with every kind of back-off: seen, backed off once and twice, and an end that is unseen after "da".
@@ -31,20 +32,20 @@ ngram 2=4
 ngram 3=1
 
 \\1-grams:
--0.9 </s>
--99 <s> -0.3
--0.5 ba -0.2
--0.7 da -0.4
--0.8 bad
+-0.9\t</s>
+-99\t<s>\t-0.3
+-0.5\tba\t-0.2
+-0.7\tda\t-0.4
+-0.8\tbad
 
 \\2-grams:
--0.25 <s> ba -0.1
--0.35 ba da -0.15
--0.45 da bad
--0.55 bad </s>
+-0.25\t<s> ba\t-0.1
+-0.35\tba da\t-0.15
+-0.45\tda bad
+-0.55\tbad </s>
 
 \\3-grams:
--0.15 <s> ba da
+-0.15\t<s> ba da
 
 \\end\\
 """
@@ -73,23 +74,12 @@ def scores_of(tree, frames, seed):
     return np.random.default_rng(seed).normal(scale=1.5, size=(frames, tree.num_pdfs)).astype(np.float32)
 
 
-def test_an_ngram_scores_sentences_as_its_arpa_file_says(lexicon, trigram):
-    log10 = {
-        "ba da": -0.25 - 0.15 - 0.15 - 0.4 - 0.9,  # <s> ba, <s> ba da, then twice back to the plain </s>
-        "bad": -0.3 - 0.8 - 0.55,
-        "ba bad": -0.25 - 0.1 - 0.2 - 0.8 - 0.55,
-        "da bad": -0.3 - 0.7 - 0.45 - 0.55,
-        "": -0.3 - 0.9,
-    }
-    for sentence, expected in log10.items():
-        found = NgramScores(trigram).log_prob([lexicon.word_id(word) for word in sentence.split()])
-        assert found == pytest.approx(expected * math.log(10), abs=tolerances.FEW_FLOAT32_TERMS)
-
-
-def test_the_best_path_of_a_sentence_is_openfsts(lexicon, trigram):
-    scores = NgramScores(trigram)
+def test_an_ngram_scores_sentences_as_its_arpa_file_says_and_their_best_paths_as_openfst(lexicon, trigram):
+    scores, ngrams = NgramScores(trigram), parse_arpa(ARPA)
     for length in range(4):
         for ids in itertools.product((1, 2, 3), repeat=length):
+            exact = sentence_log_prob(ngrams, [lexicon.words[i - 1] for i in ids], 3)
+            assert scores.log_prob(ids) == pytest.approx(exact, abs=tolerances.FEW_FLOAT32_TERMS)
             cost = grammar_cost(trigram, ids)
             assert scores.best_path_log_prob(ids) == pytest.approx(-cost, abs=tolerances.FEW_FLOAT32_TERMS)
             assert scores.best_path_log_prob(ids) >= scores.log_prob(ids)

@@ -55,7 +55,7 @@ def tree(request, lexicon):
 @pytest.fixture(scope="module")
 def grammar(lexicon, tmp_path_factory):
     path = tmp_path_factory.mktemp("lm") / "trigram.arpa"
-    path.write_text(ARPA.replace("ngram 1=5", "ngram 1=6").replace("-0.8 bad", "-0.8 bad\n-0.9 bar"))
+    path.write_text(ARPA.replace("ngram 1=5", "ngram 1=6").replace("-0.8\tbad", "-0.8\tbad\n-0.9\tbar"))
     return grammar_from_arpa(path, lexicon)
 
 
