@@ -69,6 +69,15 @@ def test_version_needs_nothing_that_the_base_install_lacks():
     assert done.stdout.startswith("fsachain, version ") and not done.stderr
 
 
+def test_what_a_command_imports_is_not_searched_for_garbage() -> None:
+    code = (
+        "import gc; from fsachain.cli import call\n"
+        "call(['lang', '--help']); print('frozen', gc.get_freeze_count() > len(gc.get_objects()), gc.isenabled())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("frozen True True\n")
+
+
 def test_graph_commands_read_each_others_files(fsachain, built: Path) -> None:
     outcome = fsachain.ok("num-graphs data n.npz --lang lang --den den")
     assert "5 numerators" in outcome.out
