@@ -1,6 +1,7 @@
 """The training loop, on a toy corpus and with a stand-in for the loss where the loss is not the point."""
 
 import io
+import re
 import threading
 import time
 from contextlib import contextmanager
@@ -39,6 +40,21 @@ def test_the_objective_rises_on_training_and_unseen_utterances(tmp_path):
     )
     assert 0.0 < last["train"]["loss_share"] < 1.0
     assert trainer.model.constrained == 4 * 5 // 4
+
+
+@pytest.mark.parametrize(("peak", "told"), [(0.05, 0), (300.0, 1)])
+def test_steps_that_make_a_network_worse_than_none_are_told_once(tmp_path, peak, told):
+    examples, numerators = corpus()
+    stream = io.StringIO()
+    trainer = new_trainer(tmp_path, numerators, schedule=ScheduleConfig(peak=peak, warmup=0.0))
+    trainer.progress = ShownProgress(stream)
+    trainer.fit(examples)
+    warnings = [event["text"] for event in read_log(tmp_path / "train.jsonl") if event["event"] == "warning"]
+    assert len(warnings) == told
+    # One pdf of six is right in all frames of an utterance.
+    which = f"epoch 2: objf -\\d.*, where a network that knows nothing has -1.7918: .* well below {peak:g}$"
+    assert all(re.match(which, text) for text in warnings)
+    assert stream.getvalue().count("WARNING: epoch 2") == told
 
 
 UNCLIPPED = TrainConfig(optimizer=OptimizerConfig(max_grad_norm=float("inf")))

@@ -131,6 +131,10 @@ class Reporter:
         if self.log is not None:
             self.log.write(event, **values)
 
+    def warn(self, text: str) -> None:
+        self.write("warning", text=text)
+        self.progress.message(f"WARNING: {text}")
+
     def resumed(self, state: TrainState) -> None:
         self.write("resume", **state.position, processes=self._world.size)
         self.progress.message(

@@ -418,8 +418,13 @@ class Stepper:
         self.passes.average_running(passed=bool(parts))
         return outcome
 
-    def evaluate(self, batches: Iterable[Sequence[SupervisedBatch]]) -> EpochSums:
-        """Objective in evaluation mode, over batches of which each process has its share."""
+    def evaluate(
+        self, batches: Iterable[Sequence[SupervisedBatch]], *, equal_scores: bool = False
+    ) -> EpochSums:
+        """Objective in evaluation mode, over batches of which each process has its share.
+
+        `equal_scores`: of a network that knows nothing, in place of this one's.
+        """
         self.model.eval()
         mine = EpochSums()
         started = time.perf_counter()
@@ -427,8 +432,9 @@ class Stepper:
             for parts in batches:
                 for item in parts:
                     output = self.passes.forward(item.batch)
+                    scores = output.nnet_output
                     record = self.loss.objective(
-                        output.nnet_output,
+                        torch.zeros_like(scores) if equal_scores else scores,
                         output.lengths,
                         item.numerators,
                         xent_log_probs=output.xent_log_probs,

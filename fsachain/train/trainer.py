@@ -100,6 +100,8 @@ class Trainer:
         self._reporter = Reporter(self.directory / "train.jsonl", progress, config, self.world)
         self._state = TrainState()
         self._stop = StopRequest()
+        self._equal_scores_objf = 0.0  # of a network that knows nothing; 0 before it is measured
+        self._told_of_steps = False
 
     @property
     def progress(self) -> Progress:
@@ -211,6 +213,7 @@ class Trainer:
         if arrays.home_of(next(self.model.parameters())) == "cuda":
             batches = map(laid_out, batches)
         started, trimmed = time.perf_counter(), 0.0
+        parts: Sequence[SupervisedBatch] = ()
         for waited, parts in prefetch(batches):
             self._schedules.apply(state.epoch * source.num_batches + state.batch, num_steps)
             outcome = self._train_step(parts)
@@ -231,7 +234,7 @@ class Trainer:
                 self._checkpoints.save(state)
             if stopping:
                 raise StoppedError(MESSAGE)
-        self._end_epoch(source, dev_source)
+        self._end_epoch(source, dev_source, parts)
 
     def _train_step(self, parts: Sequence[SupervisedBatch]) -> StepOutcome:
         state = self._state
@@ -250,9 +253,13 @@ class Trainer:
             self.model.constrain_orthonormal()  # type: ignore[operator]
         return outcome
 
-    def _end_epoch(self, source: Source, dev_source: Source | None) -> None:
+    def _end_epoch(
+        self, source: Source, dev_source: Source | None, last: Sequence[SupervisedBatch]
+    ) -> None:
+        """`last`: this process's part of the last batch."""
         state = self._state
         train = state.sums.summary()
+        self._check_steps(train["objf"], last)
         dev = None if dev_source is None else self._evaluate(dev_source.in_order(self._stepper.share))
         state.epoch += 1
         state.epochs.append({"epoch": state.epoch, "train": train, "dev": dev})
@@ -263,6 +270,23 @@ class Trainer:
         self._reporter.left_out(source.excluded + (dev_source.excluded if dev_source else ()))
         if self.world.any(self._stop.requested):
             raise StoppedError(MESSAGE)
+
+    def _check_steps(self, objf: float, batch: Sequence[SupervisedBatch]) -> None:
+        """Say once that an epoch was worse than knowing nothing, as it is where steps are too large.
+
+        Not of the first epoch, whose network may come from elsewhere. Numerators that forgive like equal scores: there a
+        training that goes well was worse by 15 %.
+        """
+        if self._told_of_steps or objf >= _MUCH_WORSE * self._equal_scores_objf:
+            return
+        # Options of the loss may have changed since it was measured.
+        equal = self._equal_scores_objf = self._stepper.evaluate([batch], equal_scores=True).summary()["objf"]
+        if self._state.epoch and objf < _MUCH_WORSE * equal < 0:
+            self._told_of_steps = True
+            self._reporter.warn(
+                f"epoch {self._state.epoch + 1}: objf {objf:.4f}, where a network that knows nothing has {equal:.4f}: steps are "
+                f"most likely too large; try train.schedule.peak well below {self.config.schedule.peak:g}"
+            )
 
     def _evaluate(self, batches: Iterable[Sequence[SupervisedBatch]]) -> dict[str, Any]:
         """A request to stop is heeded before the end of the batches."""
@@ -300,6 +324,7 @@ class Trainer:
         return TrainResult(tuple(self._state.epochs), dev, self._reporter.faults, path)
 
 
+_MUCH_WORSE = 1.5
 _SECONDS_PER_TRIM = 3.0  # it takes some 50 ms
 
 
