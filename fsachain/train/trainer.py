@@ -253,9 +253,7 @@ class Trainer:
             self.model.constrain_orthonormal()  # type: ignore[operator]
         return outcome
 
-    def _end_epoch(
-        self, source: Source, dev_source: Source | None, last: Sequence[SupervisedBatch]
-    ) -> None:
+    def _end_epoch(self, source: Source, dev_source: Source | None, last: Sequence[SupervisedBatch]) -> None:
         """`last`: this process's part of the last batch."""
         state = self._state
         train = state.sums.summary()
