@@ -52,7 +52,8 @@ def _reachable(start: int, num_states: int, src: Indices, dst: Indices) -> npt.N
 
 
 def _adjacency(num_states: int, src: Indices, dst: Indices) -> sparse.csr_array:
-    # float64: parallel arcs are summed, and a narrower type could wrap around to zero. int32: scipy before 1.15 has no other.
+    # float64: parallel arcs are summed, and a narrower type could wrap around to zero. int32: of indices scipy before 1.15
+    # searches no others.
     ends = src.astype(np.int32), dst.astype(np.int32)
     return sparse.csr_array((np.ones(len(src)), ends), shape=(num_states, num_states))
 

@@ -282,8 +282,8 @@ class Trainer:
         if self._state.epoch and objf < _MUCH_WORSE * equal < 0:
             self._told_of_steps = True
             self._reporter.warn(
-                f"epoch {self._state.epoch + 1}: objf {objf:.4f}, where a network that knows nothing has {equal:.4f}: steps are "
-                f"most likely too large; try train.schedule.peak well below {self.config.schedule.peak:g}"
+                f"epoch {self._state.epoch + 1}: objf {objf:.4f}, where a network that knows nothing has {equal:.4f}: steps "
+                f"are most likely too large; try train.schedule.peak well below {self.config.schedule.peak:g}"
             )
 
     def _evaluate(self, batches: Iterable[Sequence[SupervisedBatch]]) -> dict[str, Any]:
