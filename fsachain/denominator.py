@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -12,7 +14,7 @@ from scipy import sparse
 
 from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, GraphError
-from fsachain.fsa import Floats, Fsa
+from fsachain.fsa import Floats, Fsa, Ints
 from fsachain.recursion import log_add, log_sum_rows
 from fsachain.table import TransitionTable, compile_table
 
@@ -32,7 +34,21 @@ def normalization_fsa(fsa: Fsa, initial_probs: npt.ArrayLike, merge: str = "sum"
     """
     if merge not in MERGES:
         raise GraphError(f"merge = {merge!r}: expected one of {', '.join(MERGES)}")
-    probs = np.asarray(initial_probs, dtype=np.float64)
+    pdf, dst, log_prob = _first_arcs(fsa, np.asarray(initial_probs, dtype=np.float64), merge)
+    start = fsa.num_states
+    return Fsa(
+        start + 1,
+        np.concatenate([np.full(len(dst), start), fsa.src]),
+        np.concatenate([dst, fsa.dst]),
+        np.concatenate([pdf, fsa.pdf]),
+        np.concatenate([log_prob, fsa.log_prob]),
+        np.append(np.zeros(start), -np.inf),
+        start,
+    ).trim()
+
+
+def _first_arcs(fsa: Fsa, probs: Floats, merge: str = "sum") -> tuple[Ints, Ints, Floats]:
+    """pdf, dst and log_prob of what leaves the states, each with its probability [S], merged by (pdf, dst)."""
     usable = np.flatnonzero((probs[fsa.src] > 0) & (fsa.log_prob > -np.inf))
     log_prob = np.log(probs[fsa.src[usable]]) + fsa.log_prob[usable]
     key = fsa.pdf[usable].astype(np.int64) * fsa.num_states + fsa.dst[usable]
@@ -40,16 +56,38 @@ def normalization_fsa(fsa: Fsa, initial_probs: npt.ArrayLike, merge: str = "sum"
     merged_key, first = np.unique(key[order], return_index=True)
     reduce = np.logaddexp if merge == "sum" else np.maximum
     merged = reduce.reduceat(log_prob[order], first) if len(first) else np.empty(0)
-    start = fsa.num_states
+    return merged_key // fsa.num_states, merged_key % fsa.num_states, merged
+
+
+STAR_BEGINS, STAR_LASTS = 3.0, 0.3  # nats, of a star and of each of its frames
+
+
+def add_star(fsa: Fsa, star_pdf: int, pdf: Ints, dst: Ints, log_prob: Floats) -> Fsa:
+    """The graph and one state more, the star: frames of a pdf of their own, which may begin wherever an arc may.
+
+    What follows it are arcs (pdf, dst, log_prob), those with which a sequence begins. Since denominator and normalization
+    get the same star, log Z of a numerator stays at most that of the denominator, whatever the star's pdf scores.
+    """
+    star = fsa.num_states
+    every, stars = np.arange(star), np.full(star + 1, star)
     return Fsa(
-        start + 1,
-        np.concatenate([np.full(len(merged), start), fsa.src]),
-        np.concatenate([merged_key % start, fsa.dst]),
-        np.concatenate([merged_key // start, fsa.pdf]),
-        np.concatenate([merged, fsa.log_prob]),
-        np.append(np.zeros(start), -np.inf),
-        start,
-    ).trim()
+        star + 1,
+        np.concatenate([fsa.src, every, [star], np.full(len(dst), star)]),
+        np.concatenate([fsa.dst, stars, dst]),
+        np.concatenate([fsa.pdf, np.full(star + 1, star_pdf), pdf]),
+        np.concatenate([fsa.log_prob, np.full(star, -STAR_BEGINS - STAR_LASTS), [-STAR_LASTS], log_prob]),
+        np.append(fsa.final_log_prob, 0.0),
+        fsa.start,
+    )
+
+
+@lru_cache(maxsize=4)  # an Fsa is immutable and hashed by identity
+def normalization_with_star(fsa: Fsa, star_pdf: int) -> Fsa:
+    """Of a `normalization_fsa`, that of the denominator with a star; itself if it has one."""
+    if star_pdf in fsa.pdf:
+        return fsa
+    first = fsa.src == fsa.start
+    return add_star(fsa, star_pdf, fsa.pdf[first], fsa.dst[first], fsa.log_prob[first])
 
 
 NUM_STEPS = 100
@@ -103,6 +141,7 @@ class DenominatorGraph:
         fsa: the graph.
         num_pdfs: P, the width of the network output.
         table: its `TransitionTable`, with `leaky_log_prob` set wherever the graph has a stationary distribution.
+        without_star: of a graph made by `with_star`, what it was made of; else None.
     """
 
     def __init__(
@@ -135,6 +174,7 @@ class DenominatorGraph:
             raise ConfigError(f"final = {final!r}; expected 'one' or 'fsa'")
         self.fsa = fsa
         self.num_pdfs = int(num_pdfs)
+        self.without_star: DenominatorGraph | None = None
         self._initial_probs: Floats | None = None
         try:
             self._initial_probs = stationary_probs(fsa)
@@ -177,3 +217,26 @@ class DenominatorGraph:
         (pdf, dst) are merged: "sum" adds their probabilities, which is exact, "min" takes the best, as Kaldi does.
         """
         return normalization_fsa(self.fsa, self.initial_probs, merge)
+
+    def with_star(self) -> DenominatorGraph:
+        """This graph and a star of any frames, `add_star`, for numerators with `Forgiveness(star="frames")`.
+
+        These take their normalization from either graph. `num_pdfs` stays P: `LFMMILoss` makes the score of the star's pdf.
+
+        Raises:
+            ConfigError: the graph has a star.
+        """
+        if self.without_star is not None:
+            raise ConfigError("with_star: the denominator has a star; expected one without")
+        made, table, never = copy(self), self.table, -np.inf
+        assert table.leaky_log_prob is not None
+        made.without_star = self
+        made.fsa = add_star(self.fsa, self.num_pdfs, *_first_arcs(self.fsa, self.initial_probs))
+        made._initial_probs = np.append(self.initial_probs, 0.0)
+        made.table = replace(
+            compile_table(made.fsa, self.num_pdfs + 1, name="denominator"),
+            initial_log_prob=np.append(table.initial_log_prob, never),
+            final_log_prob=np.append(table.final_log_prob, 0.0),
+            leaky_log_prob=np.append(table.leaky_log_prob, never),
+        )
+        return made

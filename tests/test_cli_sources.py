@@ -264,6 +264,20 @@ def test_penalties_change_from_epoch_to_epoch_and_edits_are_in_the_log(fsachain,
         assert status == 1 and "forgive: has penalties that change with the training" in err and told in err
 
 
+def test_stars_of_frames_train_alike_from_graphs_from_tables_and_from_transcripts(fsachain, trained):
+    how = "--lang lang --den den --config small.yaml --set train.num_epochs=1"
+    how += " --set forgive.star=frames --set forgive.substitution=3 --set forgive.deletion=-1"
+    fsachain.ok(f"num-graphs data frames.npz {how}")
+    fsachain.ok(f"num-tables data frames {how}")
+    found = []
+    for number, given in enumerate(("frames.npz m0", "frames m1 --stream", "- m2 --stream")):
+        fsachain.ok(f"train data {given} --dev data num.npz {how}")
+        (epoch,) = (e for e in read_log(trained / f"m{number}/train.jsonl") if e["event"] == "epoch")
+        found.append([epoch["train"]["objf"], epoch["dev"]["objf"]])
+        assert ("substituted" in epoch["train"]) == (number == 0)
+    assert found[1] == found[0] == found[2]
+
+
 def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fsachain, trained):
     graphs = "--lang lang --den den"
     numerators = f"num-graphs data forgiving.npz {graphs}"

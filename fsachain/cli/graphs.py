@@ -176,7 +176,7 @@ def num_graphs(
 
 def told_stars(normalization: Fsa | None, forgive: Forgiveness | None) -> str:
     """For summaries: that stars are dear."""
-    has_star = forgive is not None and forgive.has_star
+    has_star = forgive is not None and forgive.has_star and not forgive.has_star_of_frames
     arcs = normalization.num_arcs if normalization is not None and has_star else 0
     if arcs <= DEAR_STAR:
         return ""

@@ -177,6 +177,9 @@ def train_model(
     unseen: list[Fault] = []
     if isinstance(train, TrainingSet):
         train, unseen = train.seen()
+        forgive = experiment.forgive.forgiveness() if train.numerators is None else None
+        if train.has_star or (forgive is not None and forgive.has_star_of_frames):
+            graphs = graphs.with_star()
     spec = experiment.network_spec(lang.tree.num_pdfs)
     torch.manual_seed(experiment.train.seed)
     if list_checkpoints(out / "checkpoints"):

@@ -54,12 +54,14 @@ class TrainingSet:
     """Utterances and the numerators of those that can be used, by utterance id: graphs, or tables in mapped shards.
 
     Where `numerators` is None, they are compiled from the transcripts while a training streams the utterances. `forgiving`
-    ones allow for transcripts that are wrong, in a training set alone.
+    ones allow for transcripts that are wrong, in a training set alone; `has_star` tells that they have a pdf more than the
+    tree, that of stars of frames.
     """
 
     data: DataDir
     numerators: Mapping[str, Numerator] | TableShards | None
     forgiving: bool = False
+    has_star: bool = False
 
     @classmethod
     def read(cls, data: DataDir, path: Path, lang: Lang | None) -> TrainingSet:
@@ -83,7 +85,8 @@ class TrainingSet:
                 f"{path}: the transcript of {changed[0]!r} has changed since its numerator was made; "
                 "build the numerators anew"
             )
-        return cls(data, made, isinstance(origin, Mapping) and bool(origin.get("forgive")))
+        star = origin.get("forgive") if isinstance(origin, Mapping) else None
+        return cls(data, made, bool(star), star == "frames")
 
     @property
     def _floored(self) -> frozenset[str]:
@@ -124,6 +127,7 @@ class TrainingSet:
         return lambda utterance: tables[utterance.id]
 
     def _table(self, name: str, numerator: Numerator | TransitionTable, num_pdfs: int) -> TransitionTable:
+        num_pdfs += self.has_star
         if isinstance(numerator, Numerator):
             return compile_table(numerator.fsa, num_pdfs, name=name)
         if numerator.num_pdfs != num_pdfs:
@@ -289,7 +293,8 @@ class Loader:
 
         copies = {prefix + name: graph for prefix in prefixes for name, graph in graphs.items()}
         changing = (penalties, f"{config} {size}") if config.changing else ()
-        return ForgivingNumerators(copies, self.lang.tree.num_pdfs, *changing)
+        num_pdfs = self.lang.tree.num_pdfs + cast(TrainingSet, train).has_star
+        return ForgivingNumerators(copies, num_pdfs, *changing)
 
     def stream(
         self,

@@ -45,7 +45,7 @@ from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.openfst import rows
 
-Star = Literal["mean", "sum"]
+Star = Literal["mean", "sum", "frames"]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,8 @@ class Forgiveness:
         substitution: of a label in whose place another was said, at least 0.
         insertion: of a label that was not said, at least 0.
         deletion: of a star that the transcript lacks; above 0 but for words in LF-MMI and targets of transducers.
-        star: "mean": a star's score is the log-mean over the units; "sum": their log-sum.
+        star: "mean": a star's score is the log-mean over the units; "sum": their log-sum; "frames", of words in LF-MMI:
+            one frame or more, each at the score that `LFMMILoss` makes for a `DenominatorGraph.with_star`.
         most_left_out: labels in a row that may be left out, at least 1.
     """
 
@@ -83,6 +84,11 @@ class Forgiveness:
     @cached_property
     def has_star(self) -> bool:
         return min(self.substitution, self.deletion) < math.inf
+
+    @property
+    def has_star_of_frames(self) -> bool:
+        """Whether graphs have a pdf more than the tree: that of stars."""
+        return self.has_star and self.star == "frames"
 
     @property
     def longest_gap(self) -> int:
@@ -160,9 +166,14 @@ class Forgiveness:
 NOTHING = Forgiveness()
 
 
-def check_forgiveness(value: object) -> None:
+UNITS: tuple[Star, ...] = ("mean", "sum")  # stars of units, as all have them but words in LF-MMI
+
+
+def check_forgiveness(value: object, stars: Sequence[Star] = UNITS) -> None:
     if not isinstance(value, Forgiveness):
         raise ConfigError(f"forgive is a {type(value).__name__}; expected a Forgiveness, or None")
+    if value.star not in stars:
+        raise ConfigError(f"star = {value.star!r}: expected one of {', '.join(stars)} here")
 
 
 def _with_star(labels: Fsa, star: int, forgive: Forgiveness) -> Fsa:
@@ -233,6 +244,7 @@ def forgive(
         GraphError: labels that are no sequence of integers of at least 0, no units, or one twice.
     """
     options = Forgiveness(substitution, insertion, deletion, star, most_left_out)
+    check_forgiveness(options)
     ids = np.asarray(units)
     is_integer = ids.ndim == 1 and ids.size and ids.dtype.kind in "iu"
     if not is_integer or ids.min() < 0 or len(np.unique(ids)) < len(ids):

@@ -19,11 +19,12 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from fsachain.denominator import normalization_with_star
 from fsachain.errors import ConfigError, GraphError, brief
 from fsachain.files import parse_json, read_npz, replacing
 from fsachain.fsa import Fsa, input_fsa
@@ -41,10 +42,11 @@ from fsachain.graph.archive import (
 )
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import coarse, merge_down
-from fsachain.graph.expand import expand_arcs
-from fsachain.graph.forgive import Forgiveness, check_forgiveness
+from fsachain.graph.expand import Expansion, expand_arcs
+from fsachain.graph.forgive import Forgiveness, Star, check_forgiveness
 from fsachain.graph.lexicon import Lexicon, phone_difference
 from fsachain.graph.spelling import (
+    FRAMES,
     NO_WORD,
     Transcript,
     any_phones,
@@ -53,6 +55,8 @@ from fsachain.graph.spelling import (
 )
 from fsachain.graph.transducer import product
 from fsachain.openfst import Transducer, rows
+
+STAR_PHONE = -1  # in place of a phone id, of a star of frames
 
 
 class Segment(NamedTuple):
@@ -71,7 +75,7 @@ class Numerator:
     Attributes:
         fsa: epsilon-free and trimmed.
         words: the transcript, word by word, as it was given.
-        arc_phone: int32 [A], phone id of each arc (0: CTC blank).
+        arc_phone: int32 [A], phone id of each arc (0: CTC blank, -1: a star of frames).
         arc_word: int32 [A], position in `words` of the word that the arc belongs to; -1 for silence between
             words and blank. In a forgiving graph -2 - k is what was said behind the first k words and
             before the next one that is kept, unwritten or in place of words.
@@ -231,15 +235,28 @@ def build_numerator(
     if forgive is None:
         phones, tags, *_ = transcript_acceptor(ways, lexicon)
         return numerator_of_phones(phones, tags, tuple(words), lexicon, tree, **how)
-    check_forgiveness(forgive)
+    check_forgiveness(forgive, get_args(Star))
+    of_frames = forgive.has_star_of_frames
+    if of_frames and (anything is not None or not tree.is_narrow):
+        given = "anything" if tree.is_narrow else f"a context of {tree.context_width} phones"
+        raise ConfigError(
+            f"{where}forgive: star is 'frames', with {given}; expected neither an acceptor for it nor a tree that looks at "
+            "the next phone"
+        )
+    if of_frames:
+        star, how["star_pdf"] = FRAMES, tree.num_pdfs
+    else:
+        star = (any_phones(lexicon, forgive.star) if anything is None else anything).to_transducer()
     if forgive.has_star and normalization is not None:
-        how["normalization"] = coarse(normalization)
-    star = any_phones(lexicon, forgive.star) if anything is None else anything
+        how["normalization"] = (
+            normalization_with_star(normalization, tree.num_pdfs) if of_frames else coarse(normalization)
+        )
     transcript = transcript_acceptor(ways, lexicon, forgive=forgive, anything=star)
     entered = transcript.graph.dst.tolist()
     found = numerator_of_phones(transcript.graph, entered, tuple(words), lexicon, tree, **how)
     placed = _placed(found, transcript, forgive, tree)
-    return placed if placed.state_place is None or tree.blank_pdf is None else _merged(placed)
+    is_merged = placed.state_place is not None and tree.blank_pdf is not None and not of_frames
+    return _merged(placed) if is_merged else placed
 
 
 def _placed(made: Numerator, transcript: Transcript, forgive: Forgiveness, tree: ContextTree) -> Numerator:
@@ -295,16 +312,20 @@ def numerator_of_phones(
     *,
     normalization: Fsa | None = None,
     floor: float = 0.0,
+    star_pdf: int | None = None,
     name: str | None = None,
 ) -> Numerator:
     """The numerator graph of an epsilon-free acceptor over the lexicon's phone ids; arguments as `build_numerator`.
 
-    word_of_arc [A] is the position in `words` of the word that each arc of `phones` belongs to; -1: none.
+    word_of_arc [A] is the position in `words` of the word that each arc of `phones` belongs to; -1: none. Where there is a
+    `star_pdf`, epsilons stand for one frame of it or more.
     """
     where = "" if name is None else f"utterance {name!r}: "
     check_phones(lexicon, tree)
     scales = {"self_loop_scale": 0.0, "transition_scale": 0.0}
     expansion = expand_arcs(phones, tree, **scales, tags=word_of_arc, epsilon_free=True)
+    if star_pdf is not None:
+        expansion = _with_frames(expansion, star_pdf)
     fsa = input_fsa(expansion.graph)
     if not fsa.num_arcs:
         raise GraphError(f"{where}no path has a phone: a numerator needs at least one word or phone")
@@ -334,6 +355,23 @@ def numerator_of_phones(
     )
 
 
+def _with_frames(expansion: Expansion, pdf: int) -> Expansion:
+    """With frames of a pdf, one or more, in place of each epsilon, none of which follows another."""
+    graph = expansion.graph
+    arcs = [*rows(graph.src, graph.dst, graph.ilabel, graph.olabel, graph.log_prob)]
+    phones, tags, starts = [*expansion.arc_phone], expansion.arc_tag, [*expansion.arc_is_start]
+    behind: dict[int, int] = {}  # the tag of each state behind a star
+    for arc, (src, dst, label, olabel, log_prob) in enumerate(arcs):
+        if not label:
+            arcs[arc] = (src, dst, pdf + 1, olabel, log_prob)
+            phones[arc], starts[arc], behind[dst] = STAR_PHONE, True, tags[arc]
+    arcs += [(state, state, pdf + 1, 0, 0.0) for state in behind]
+    phones += [STAR_PHONE] * len(behind)
+    starts += [False] * len(behind)
+    found = Transducer.of_arcs(arcs, graph.final_log_prob, graph.start)
+    return Expansion(found, phones, [*tags, *behind.values()], starts)
+
+
 def told_floored(count: int) -> str:
     """For summaries: how many numerators are `floored`."""
     return f", {count} with n-grams that the phone language model never saw" if count else ""
@@ -356,7 +394,8 @@ def made_with(lexicon: Lexicon, tree: ContextTree, forgive: Forgiveness | None =
         "lexicon": [lexicon.silence, lexicon.silence_prob, lexicon.oov, *spoken],
     }
     hashes = {name: hashlib.sha256(repr(part).encode()).hexdigest() for name, part in parts.items()}
-    return {"phones": list(tree.phones), **hashes, **({"forgive": True} if forgive else {})}
+    how = {"forgive": "frames" if forgive.has_star_of_frames else True} if forgive else {}
+    return {"phones": list(tree.phones), **hashes, **how}
 
 
 FLOOR = 1e-5  # of development sets: the least leak that is usual, so that the denominator outweighs them

@@ -57,7 +57,12 @@ class NumeratorMaker:
 
     def table(self, name: str, words: Sequence[str]) -> TransitionTable:
         """The compiled numerator; errors as for `build_numerator`."""
-        return compile_table(self.numerator(name, words).fsa, self.tree.num_pdfs, name=name)
+        return self.compiled(name, self.numerator(name, words))
+
+    def compiled(self, name: str, numerator: Numerator) -> TransitionTable:
+        """The table of one of its numerators, which may have a pdf more than the tree, that of stars of frames."""
+        stars = self.forgive is not None and self.forgive.has_star_of_frames
+        return compile_table(numerator.fsa, self.tree.num_pdfs + stars, name=name)
 
 
 @dataclass(frozen=True)
@@ -250,7 +255,7 @@ def _make(work: tuple[bytes, Transcripts, str, dict[str, Any]]) -> int:
     for name, words in transcripts:
         try:
             numerator = maker.numerator(name, words)
-            tables[name] = compile_table(numerator.fsa, maker.tree.num_pdfs, name=name)
+            tables[name] = maker.compiled(name, numerator)
             floored += [name] if numerator.floored else []
         except GraphError as error:
             excluded[name] = str(error)

@@ -18,6 +18,9 @@ from fsachain.graph.transducer import remove_epsilons
 from fsachain.openfst import Transducer, rows
 
 NO_WORD = -1
+FRAMES = Transducer.of_arcs(
+    [(0, 1, 0, 0, 0.0)], np.array([-math.inf, 0.0])
+)  # a star of frames, which are no phone
 WORDS_PER_STAR = 3  # what is missing between two words is often more than one
 
 
@@ -69,7 +72,7 @@ def transcript_acceptor(
     lexicon: Lexicon,
     jumps: Callable[[int], Sequence[tuple[int, float]]] = lambda place: ((place, 0.0),),
     forgive: Forgiveness | None = None,
-    anything: Fsa | None = None,
+    anything: Transducer | None = None,
 ) -> Transcript:
     """The acceptor of a transcript.
 
@@ -84,7 +87,7 @@ def transcript_acceptor(
         lexicon: its silence.
         jumps: for word k, or the end if k is the number of words, the places that it may follow, with log-probabilities.
         forgive: what may be wrong, in place of `jumps`.
-        anything: what a star of `forgive` stands for.
+        anything: what a star of `forgive` stands for, an acceptor over phone ids, or epsilons in place of what is no phone.
     """
     (silence, no_silence), silence_phone = lexicon.silence_log_probs(), lexicon.silence_phone
     most, prices = (0, []) if forgive is None else (forgive.most_left_out, forgive.prices().tolist())
@@ -105,14 +108,14 @@ def transcript_acceptor(
             found.append((ready, 0.0))
         return found
 
-    def star_behind(place: int, part: Fsa) -> list[tuple[int, float]]:
+    def star_behind(place: int, part: Transducer) -> list[tuple[int, float]]:
         """What leaves a star at a place of which `leaving` has all else."""
         before, again = list(leaving[place]), place - most
         if again >= 0 and silence_phone is not None and prices[1][most] > -math.inf:
             before.append((leaving[again][-1][0], prices[1][most]))
         copy = states_at(2 * place + 1, part.num_states)
         tag = NO_WORD - 1 - place
-        for src, dst, phone, weight in rows(part.src, part.dst, part.pdf + 1, part.log_prob):
+        for src, dst, phone, weight in rows(part.src, part.dst, part.ilabel, part.log_prob):
             arcs[place].append((copy[src], copy[dst], phone, weight, tag))
             if src == part.start:
                 arcs[place] += [(here, copy[dst], phone, w + weight, tag) for here, w in before]

@@ -21,6 +21,7 @@ from fsachain.loss.autograd import Operator, as_tensor, new_buffer, packed, scal
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
 _NONE = torch.zeros(0)
+_NO_KEYS = torch.zeros(0, dtype=torch.int64)
 
 
 class ObjectiveWarning(UserWarning):
@@ -104,8 +105,9 @@ OUT_OF_RANGE = 30.0  # as in Kaldi: scores within +-30 are never penalised
 class SequenceCall(NamedTuple):
     """Arguments of the operators.
 
-    weights: w_n, float64 [N]; frame_weights: [N, T], or empty; denominator_keys: of a batch of each denominator;
-    denominator_of [N]: which of these a sequence has; the last two say which buffers of `Terms` are wanted.
+    weights: w_n, float64 [N]; frame_weights: [N, T], or empty; denominator_keys: of a batch of each denominator, without
+    stars; star_keys: with them, empty where there are none; denominator_of [N]: which of these a sequence
+    has; the last two say which buffers of `Terms` are wanted.
     """
 
     nnet_output: Tensor
@@ -114,6 +116,7 @@ class SequenceCall(NamedTuple):
     frame_weights: Tensor
     numerator_key: Tensor
     denominator_keys: Tensor
+    star_keys: Tensor
     denominator_of: Tensor
     leaky_hmm_coefficient: float
     denominator_scale: float
@@ -425,6 +428,8 @@ class SequenceLoss(nn.Module, Generic[Record]):
             raise ConfigError(
                 f"denominators have {sorted(widths)} pdfs; expected one graph or more, all of one width"
             )
+        if len({graph.without_star is None for graph in self.denominators.values()}) != 1:
+            raise ConfigError("some denominators have a star and some have none; expected all or none")
         self.num_pdfs = widths.pop()
         self.leaky_hmm_coefficient = check_factor("leaky_hmm_coefficient", leaky_hmm_coefficient)
         self.l2_regularize = check_factor("l2_regularize", l2_regularize)
@@ -433,7 +438,9 @@ class SequenceLoss(nn.Module, Generic[Record]):
         check_budget(memory_budget)
         self.memory_budget = memory_budget
         self.last_record = None
-        self._batches = [graph.batch(1, [name]) for name, graph in self.denominators.items()]
+        graphs = self.denominators.items()
+        self._batches = [(graph.without_star or graph).batch(1, [name]) for name, graph in graphs]
+        self._with_star = [graph.batch(1, [name]) for name, graph in graphs if graph.without_star]
 
     def adjust(self, **options: float) -> None:
         """Change options from the next call on, for instance the leak or a scale by a schedule.
@@ -577,6 +584,9 @@ class SequenceLoss(nn.Module, Generic[Record]):
             factors.to(nnet_output.device, non_blocking=True) if factors.numel() else factors,
             torch.from_numpy(batch.key),
             torch.cat([torch.from_numpy(one.key) for one in self._batches]),
+            torch.cat([torch.from_numpy(one.key) for one in self._with_star])
+            if self._with_star
+            else _NO_KEYS,
             self._denominator_indices(denominator_of, batch),
             self.leaky_hmm_coefficient,
             self.denominator_scale,

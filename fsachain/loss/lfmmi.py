@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from fsachain.backends import arrays, dispatch
 from fsachain.batch import TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ShapeError, warn_once
+from fsachain.errors import ConfigError, ShapeError, warn_once
 from fsachain.fsa import Floats, Ints
 from fsachain.loss.autograd import Operator, new_buffer
 from fsachain.loss.base import (
@@ -42,6 +42,11 @@ def _lfmmi(given: SequenceCall) -> Terms:
     """
     nnet_output, with_gradient, with_numerator = given.nnet_output, given.with_gradient, given.with_numerator
     numerators = find_batch(int(given.numerator_key.item()))
+    plain, star = given, None
+    if given.star_keys.numel() and _has_star(numerators, nnet_output.shape[2]):
+        star = _star(given)
+        nnet_output = star.scores
+        given = given._replace(nnet_output=nnet_output, denominator_keys=given.star_keys)
     call = dispatch.bind(
         numerators, nnet_output, given.lengths, memory_budget=given.memory_budget, argument="nnet_output"
     )
@@ -80,11 +85,55 @@ def _lfmmi(given: SequenceCall) -> Terms:
             gradient.addcmul_(into, shares.to(into.dtype).view(-1, 1, 1))
         ok = torch.isfinite(values)
         term = _consistency(into, scores.detach(), given.consistency * factors, ok, gradient)
+    if star is not None:
+        gradient, numerator = star.folded(gradient), numerator[..., : star.occupancy.shape[2]].contiguous()
+        given, call = plain, star.call
     if is_there:
         return finish_there(given, call, found, (gradient, numerator), term, EXCLUDED_OBJF)
     if with_gradient and given.denominator_scale == 1.0 and not given.boost:
         _warn_of_excess(values.numpy(), call.lengths, numerators.names)
     return finish(given, call, found | {"values": values}, (gradient, numerator), term, EXCLUDED_OBJF)
+
+
+def _has_star(numerators: TableBatch, star_pdf: int) -> bool:
+    return any(star_pdf in table.active_pdfs[-1:] for table in numerators.tables)
+
+
+class _Star(NamedTuple):
+    """Scores with a star's [N, T, P + 1], the occupancy [N, T, P] that these are made of, and the call of the others."""
+
+    scores: Tensor
+    occupancy: Tensor
+    call: dispatch.Call
+
+    def folded(self, derivative: Tensor) -> Tensor:
+        """From the derivative [N, T, P + 1] by all scores, or an empty one, that by the network's: see `_star`."""
+        if not len(derivative):
+            return derivative
+        size = self.occupancy.shape[2]
+        return derivative[..., :size] + derivative[..., size:] * self.occupancy
+
+
+def _star(given: SequenceCall) -> _Star:
+    """The scores and a column more, (S1) of docs/losses.md, by the denominators without stars.
+
+        s(t) = sum_p a(t, p) y(t, p) + (log Z - sum_u,p a(u, p) y(u, p)) / T,     a = occupancy_den
+
+    With a taken as a constant ds(t) / dy(t, p) = a(t, p).
+    """
+    scores, frames = given.nnet_output.detach(), given.lengths
+    batch = TableBatch.share(find_batch(int(given.denominator_keys[0])).tables[0], len(scores))
+    call = dispatch.bind(batch, scores, frames, memory_budget=given.memory_budget, argument="nnet_output")
+    occupancy = new_buffer(scores, True)
+
+    def denominator(batch: TableBatch, part: dispatch.Call, at: Any, out: Tensor) -> tuple[Tensor]:
+        return (part.add_occupancy(batch, given.leaky_hmm_coefficient, None, out).log_prob,)
+
+    (log_z,) = by_denominator(given, call, denominator, occupancy)
+    expected = torch.where(occupancy != 0, occupancy * scores, 0.0).sum(2, dtype=torch.float64)
+    count = frames.to(log_z.device).clamp(min=1)
+    column = expected + ((log_z - expected.sum(1)) / count).unsqueeze(1)
+    return _Star(torch.cat([scores, column.unsqueeze(2).to(scores.dtype)], 2), occupancy, call)
 
 
 def _warn_of_excess(values: Floats, lengths: Ints, names: Sequence[str]) -> None:
@@ -172,6 +221,9 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
     `last_record.excluded`; if all do, the loss is 0 with zero gradient, and on the host an `ObjectiveWarning` tells so once.
     So does one where numerators outweigh the denominator, which no scale or boost is behind.
 
+    Denominators may have a star (`DenominatorGraph.with_star`): its pdf has the score (S1) of docs/losses.md, made of the P
+    that the network gives. For a batch in which no numerator has one they are those without.
+
     Attributes:
         last_record: `LFMMIRecord` of the last call, None before the first.
         denominators: the graphs by name; a single one is called "denominator".
@@ -226,6 +278,17 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
         self.denominator_scale = check_factor("denominator_scale", denominator_scale)
         self.boost = check_factor("boost", boost)
         self.consistency = check_factor("consistency", consistency)
+
+    @torch.no_grad()
+    def with_star(
+        self, nnet_output: Tensor, lengths: Any, denominator_of: Sequence[str] | None = None
+    ) -> Tensor:
+        """The scores and a column more [N, T, P + 1], that of the star, for recursions over numerators; as in the call."""
+        if not self._with_star:
+            raise ConfigError("the denominator has no star; expected that of DenominatorGraph.with_star()")
+        stars = TableBatch.share(self._with_star[0].tables[0], len(nnet_output))
+        _, call = self._checked(nnet_output, lengths, stars, None, None, None, denominator_of)
+        return _star(call).scores
 
     def _record(self, terms: Terms, **fields: Any) -> LFMMIRecord:
         return LFMMIRecord(**fields)

@@ -103,15 +103,21 @@ class ForgivingNumerators:
             }
         return {name: self._tables[graph] for name, graph in self._graphs.items()}
 
-    def edits(self, batch: SupervisedBatch, nnet_output: torch.Tensor, lengths: torch.Tensor) -> list[float]:
+    def edits(
+        self, batch: SupervisedBatch, nnet_output: torch.Tensor, lengths: torch.Tensor, loss: Any
+    ) -> list[float]:
         """Of one utterance of a batch, another from batch to batch: [words, substituted, inserted, places with deletions].
 
-        The last three are expected numbers under the penalties of the epoch; all are 0 where there is no path.
+        The last three are expected numbers under the penalties of the epoch; all are 0 where there is no path. The `loss`
+        knows what a star of frames scores.
         """
         n = int(lengths.sum()) % len(batch.batch.ids)
         graph = self._graphs[batch.batch.ids[n]]
         table, frames = batch.numerators.table(n), int(lengths[n])
-        found = forward_backward(TableBatch.pack([table]), nnet_output[n : n + 1].detach().cpu(), [frames])
+        scores = nnet_output[n : n + 1].detach()
+        if table.num_pdfs > scores.shape[2]:
+            scores = loss.with_star(scores, [frames])
+        found = forward_backward(TableBatch.pack([table]), scores.cpu(), [frames])
         if graph.state_place is None or not found.ok[0] or not frames:
             return [0.0] * 4
         edits = replace(graph, forgive=self._now or graph.forgive).edits(found.arc_occupancy(0))

@@ -470,7 +470,7 @@ class Stepper:
         mine.add_record(record, output.lengths.tolist())
         mine.input_frames += int(item.batch.lengths.sum())
         if item.forgiving is not None:
-            edits = item.forgiving.edits(item, output.nnet_output, output.lengths)
+            edits = item.forgiving.edits(item, output.nnet_output, output.lengths, self.loss)
             mine.add_numbers(edits, ("words", *EDITS))
         mine.num_excluded = float(len(mine.excluded))
 

@@ -320,13 +320,18 @@ def forgiving(work: Workloads, sizes: Sizes) -> Table:
         rows += _beside_the_plain(f"ctc_loss, T {frames}, C {classes}", jobs, sizes)
     path, prompts = SHARED / "data/digits/lang/lexicon.txt", SHARED / "data/prompts_en"
     lexicon = Lexicon.read(path) if path.is_file() else Lexicon.characters([DIGITS])
-    rows += _forgiving_numerators("digits", lexicon, drawn(DIGITS[1:], SENTENCES, WORDS), _ways("sum"), sizes)
+    ways = _ways("sum") | {"all three, frames": Forgiveness(5.0, 5.0, 0.0, "frames")}
+    rows += _forgiving_numerators("digits", lexicon, drawn(DIGITS[1:], SENTENCES, WORDS), ways, sizes)
     if prompts.is_dir():
         lexicon, known = Lexicon.read(prompts / "lang/lexicon.txt"), read_text(prompts / "train/text")
         texts = [text for text in known.values() if set(text) <= set(lexicon.words)]
         texts = [texts[i] for i in np.random.default_rng(0).permutation(len(texts))]
         # As in recipes/weak_transcripts.
-        ways = {"plain": None, "all three": Forgiveness(6.0, 7.0, -3.0, "sum")}
+        ways = {
+            "plain": None,
+            "all three": Forgiveness(6.0, 7.0, -3.0, "sum"),
+            "all three, frames": Forgiveness(8.0, 8.0, 0.0, "frames"),
+        }
         rows += _forgiving_numerators("prompts", lexicon, texts, ways, sizes)
     return Table(f"what may be wrong, B {FEW}", rows)
 
@@ -340,21 +345,26 @@ def _forgiving_numerators(
 ) -> list[Row]:
     """Numerators of the first texts with the phone model of all, alone and in the loss; arcs and bytes of a table."""
     rows, tree = [], ContextTree.monophone(lexicon.phones, Topology.chain())
-    leaf = torch.from_numpy(random_scores(FEW, MANY, tree.num_pdfs)).requires_grad_()
+    width = tree.num_pdfs
+    leaf, wide = (
+        torch.from_numpy(random_scores(FEW, MANY, size)).requires_grad_() for size in (width, width + 1)
+    )
     for order, more, whole in ORDERS:
         phones = estimate_phone_lm(lm_phones(texts, lexicon, seed=1), order, more, whole)
-        graph = DenominatorGraph(build_denominator(phones, tree), tree.num_pdfs)
-        loss = LFMMILoss(graph, leaky_hmm_coefficient=LEAK)
+        graph = DenominatorGraph(build_denominator(phones, tree), width)
+        loss = LFMMILoss(graph.with_star(), leaky_hmm_coefficient=LEAK)
         alone: dict[str, Call] = {}
         within: dict[str, Call] = {}
         for way, forgive in ways.items():
             how = {"normalization": graph.normalization_fsa(), "forgive": forgive}
+            stars = forgive is not None and forgive.has_star_of_frames
+            scores = wide if stars else leaf
             batch = packed(
-                (build_numerator(text, lexicon, tree, **how).fsa for text in texts[:FEW]), tree.num_pdfs
+                (build_numerator(text, lexicon, tree, **how).fsa for text in texts[:FEW]), width + stars
             )
             arcs, size = (sum(map(of, batch.tables)) / FEW for of in (attrgetter("num_arcs"), table_bytes))
             title = f"{way}, {arcs:.0f} arcs, {size / 1e3:.0f} kB"
-            alone[title] = with_gradient(partial(total_log_prob, batch, leaf), leaf)
+            alone[title] = with_gradient(partial(total_log_prob, batch, scores), scores)
             within[way] = with_gradient(partial(loss, leaf, [MANY] * FEW, batch), leaf)
         rows += _beside_the_plain(f"{name}, {order}-gram", alone, sizes)
         rows += _beside_the_plain(f"{name}, {order}-gram, LFMMILoss", within, sizes)
