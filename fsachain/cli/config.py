@@ -319,7 +319,7 @@ class ForgiveConfig:
         insertion (nats): penalty of a word that was not said, likewise.
         deletion (nats): penalty of what the transcript lacks between two words, likewise; it may be below 0.
         star: "sum": any phones are as likely as the phone language model says; "mean": each costs the log of their number
-            more.
+            more; "frames": any frames, which cost least time.
         most_left_out (words): how many in a row may not have been said.
     """
 

@@ -182,7 +182,7 @@ def told_stars(normalization: Fsa | None, forgive: Forgiveness | None) -> str:
         return ""
     return (
         f"; each star has the {arcs} arcs of the phone language model: training is fastest with "
-        "phone_lm.ngram_order: 2"
+        "forgive.star: frames, or phone_lm.ngram_order: 2"
     )
 
 
