@@ -10,6 +10,7 @@ from edit_scripts import STAR, scripts
 from graph_paths import assert_same_columns, scores_along
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refuses
 from tolerances import ROUNDING
 
 from fsachain import (
@@ -93,8 +94,7 @@ def test_renaming_classes_renames_pdfs_and_nothing_else(topology):
     ],
 )
 def test_what_is_no_target_is_an_error(arguments, error, message):
-    with pytest.raises(error, match=message):
-        ctc_graph(*arguments)
+    refuses(error, message, ctc_graph, *arguments)
 
 
 def spells(symbols, frames, topology):
@@ -143,5 +143,5 @@ def test_frames_weigh_what_the_scripts_do_that_spell_them(target, penalties, top
 
 @pytest.mark.parametrize("star", [None, 0, 2])
 def test_a_star_without_a_class_of_its_own_is_refused(star):
-    with pytest.raises(ConfigError, match=f"star = {star}; expected a class of its own"):
-        ctc_graph([1, 2], forgive=Forgiveness(deletion=1.0), star=star)
+    told, options = f"star = {star}; expected a class of its own", Forgiveness(deletion=1.0)
+    refuses(ConfigError, told, ctc_graph, [1, 2], forgive=options, star=star)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kaldi_native_io import CompressedMatrixWriter, CompressionMethod
+from refusals import refuses
 from tolerances import NORMALISED_VARIANCE, SPEED_FRAMES
 
 from fsachain.cli.model import normalise_set
@@ -58,10 +59,9 @@ def test_batch_pads_with_zeros_and_keeps_order():
 
 
 def test_batch_of_nothing_or_of_unequal_widths_is_refused():
-    with pytest.raises(DataError, match="at least one"):
-        collate([])
-    with pytest.raises(DataError, match="'b' has 5 features per frame, others 3"):
-        collate([example("a", 2), example("b", 2, width=5)])
+    refuses(DataError, "at least one", collate, [])
+    unequal = [example("a", 2), example("b", 2, width=5)]
+    refuses(DataError, "'b' has 5 features per frame, others 3", collate, unequal)
 
 
 def test_buckets_keep_padding_small_and_batches_mixed():
@@ -171,10 +171,9 @@ def test_lengths_that_change_with_the_epoch_do_not_change_the_number_of_steps():
     ],
 )
 def test_an_option_out_of_range_is_refused_by_name(make, option, value):
-    options = {"epoch": 0} if make is length_buckets else {}
-    lengths = LENGTHS if make is length_buckets else lambda epoch: LENGTHS
-    with pytest.raises(ConfigError, match=f"{option} is {value}"):
-        make(lengths, **{"batch_size": 4, "seed": 1, **options, option: value})
+    given, own = (LENGTHS, {"epoch": 0}) if make is length_buckets else (lambda epoch: LENGTHS, {})
+    options = {"batch_size": 4, "seed": 1, **own, option: value}
+    refuses(ConfigError, f"{option} is {value}", make, given, **options)
 
 
 # Frames that utterances will have are known beforehand, and are those of their features.

@@ -231,8 +231,8 @@ def test_wrong_lattices_are_refused_by_name(kaldi):
     good = phone_lattice(read_bytes(forms(model)["plain text"]), model, name="utt7")
     refuses(GraphError, r"'utt7'.*ends at input frame 15, the utterance at 40", good.supervision, 40, tree)
     refuses(ConfigError, "'utt7': left_tolerance = -1", good.supervision, 15, tree, left_tolerance=-1)
-    with pytest.raises(ConfigError, match="lm_scale = -1"):
-        phone_lattice(read_bytes(forms(model)["plain text"]), model, lm_scale=-1)
+    lattice = read_bytes(forms(model)["plain text"])
+    refuses(ConfigError, "lm_scale = -1", phone_lattice, lattice, model, lm_scale=-1)
     loop = spoken(model, 2, 2)[1]
     for ids, message in (([10**6], "has transition id 1000000"), ([loop], "begins with a self-loop")):
         lattice = read_bytes(kb.lattice([[(1, ids, 0.0, 0.0, 1)], []], [None, (0.0, 0.0, ())]))
