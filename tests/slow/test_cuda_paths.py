@@ -34,9 +34,8 @@ def mixed_batch():
 
 
 def random_scores(batch, num_frames, scale=1.0, seed=0):
-    return (scale * np.random.default_rng(seed).normal(size=(batch.size, num_frames, NUM_PDFS))).astype(
-        np.float32
-    )
+    normal = np.random.default_rng(seed).normal(size=(batch.size, num_frames, NUM_PDFS))
+    return (scale * normal).astype(np.float32)
 
 
 def run(device, batch, array, lengths, plan=None, budget=None):
@@ -46,30 +45,29 @@ def run(device, batch, array, lengths, plan=None, budget=None):
     return found.score.read(np.float64), found.arcs.read(np.int32, (size, num_frames))
 
 
-def assert_same(found, expected, lengths):
-    """Equal to what `best_path` returned, bit by bit, and -1 wherever there is no arc."""
-    score, arcs = found
-    np.testing.assert_array_equal(score, expected.score)
-    for n, path in enumerate(expected.arcs):
-        np.testing.assert_array_equal(arcs[n, : len(path)], path)
-        assert (arcs[n, len(path) :] == -1).all()
-        assert len(path) in (0, lengths[n])
-
-
 def changed(batch, lengths, **parts):
     plan = make_plan(HostDevice().limits, batch, np.asarray(lengths))
     return replace(plan, **{**SMALL, **parts})
 
 
+def assert_as_on_the_cpu(batch, scores, lengths, **parts):
+    """Bit by bit what `best_path` returns there, and -1 wherever there is no arc; its scores."""
+    device = HostDevice()
+    score, arcs = run(device, batch, on_device(device, scores), lengths, changed(batch, lengths, **parts))
+    expected = best_path(batch, scores, lengths, backend="cpu")
+    np.testing.assert_array_equal(score, expected.score)
+    for n, path in enumerate(expected.arcs):
+        np.testing.assert_array_equal(arcs[n, : len(path)], path)
+        assert (arcs[n, len(path) :] == -1).all()
+        assert len(path) in (0, lengths[n])
+    return score
+
+
 @pytest.mark.parametrize("scale", [1.0, 30.0, 1000.0])
 def test_paths_and_scores_are_the_same_bits_as_on_the_cpu(scale):
     batch, lengths = mixed_batch()
-    scores = random_scores(batch, 12, scale)
-    device = HostDevice()
-    found = run(device, batch, on_device(device, scores), lengths, changed(batch, lengths))
-    expected = best_path(batch, scores, lengths, backend="cpu")
-    assert np.isfinite(expected.score[:2]).all() and np.isneginf(expected.score[2])
-    assert_same(found, expected, lengths)
+    score = assert_as_on_the_cpu(batch, random_scores(batch, 12, scale), lengths)
+    assert np.isfinite(score[:2]).all() and np.isneginf(score[2])
 
 
 @pytest.mark.parametrize(
@@ -92,10 +90,7 @@ def test_paths_and_scores_are_the_same_bits_as_on_the_cpu(scale):
 def test_no_bit_depends_on_how_the_kernels_run(parts):
     """Scores are whole numbers, so that many paths are equally good and every tie must be decided alike."""
     batch, lengths = mixed_batch()
-    scores = np.rint(random_scores(batch, 12))
-    device = HostDevice()
-    found = run(device, batch, on_device(device, scores), lengths, changed(batch, lengths, **parts))
-    assert_same(found, best_path(batch, scores, lengths, backend="cpu"), lengths)
+    assert_as_on_the_cpu(batch, np.rint(random_scores(batch, 12)), lengths, **parts)
 
 
 @settings(max_examples=25)
@@ -104,24 +99,15 @@ def test_any_acceptor_gives_the_path_of_the_oracle(data, fsa, num_frames, lanes,
     """Weights and scores are sums of few binary digits, so that ties happen and are exact in any order of summation."""
     scores = np.rint(data.draw(score_matrices(num_frames)))[None]
     batch = TableBatch.share(compile_table(fsa, 3), 1)
-    device = HostDevice()
-    plan = replace(
-        make_plan(device.limits, batch, np.array([num_frames])), threads=32, lanes=lanes, every=every
-    )
-    found = run(device, batch, on_device(device, scores), [num_frames], plan)
-    assert_same(found, best_path(batch, scores, backend="cpu"), [num_frames])
+    assert_as_on_the_cpu(batch, scores, [num_frames], lanes=lanes, every=every)
 
 
 def test_more_active_pdfs_than_threads_hold_in_registers():
     rng = np.random.default_rng(8)
     ring = np.arange(150)
     fsa = Fsa(150, ring, (ring + 1) % 150, rng.permutation(150), rng.normal(size=150), np.zeros(150))
-    batch, lengths = TableBatch.share(compile_table(fsa), 1), [4]
     scores = rng.normal(size=(1, 4, 150)).astype(np.float32)
-    device = HostDevice()
-    plan = replace(make_plan(device.limits, batch, np.array(lengths)), threads=32)
-    found = run(device, batch, on_device(device, scores), lengths, plan)
-    assert_same(found, best_path(batch, scores, backend="cpu"), lengths)
+    assert_as_on_the_cpu(TableBatch.share(compile_table(fsa), 1), scores, [4])
 
 
 @pytest.mark.parametrize("every", [64, 4])
@@ -136,20 +122,12 @@ def test_impossible_and_illegal_sequences_are_data(every):
     scores[4, 9:] = np.nan
     unused = np.setdiff1d(np.arange(NUM_PDFS), batch.table(5).active_pdfs)[0]
     scores[5, :, unused] = np.nan
-    device = HostDevice()
-    found = run(device, batch, on_device(device, scores), lengths, changed(batch, lengths, every=every))
-    expected = best_path(batch, scores, lengths, backend="cpu")
-    assert np.isneginf(expected.score[1]) and np.isnan(expected.score[2:4]).all()
-    assert np.isfinite(expected.score[[0, 4, 5]]).all()
-    assert_same(found, expected, lengths)
+    score = assert_as_on_the_cpu(batch, scores, lengths, every=every)
+    assert np.isneginf(score[1]) and np.isnan(score[2:4]).all() and np.isfinite(score[[0, 4, 5]]).all()
 
 
 def test_states_with_many_arcs_have_wider_back_pointers():
     fsa = Fsa(1, [0] * 300, [0] * 300, [0] * 300, np.linspace(-3.0, 0.0, 300), [0.0])
     batch, lengths = TableBatch.share(compile_table(fsa), 1), [3]
-    device = HostDevice()
-    plan = make_plan(device.limits, batch, np.array(lengths))
-    assert plan.back_bytes == 2
-    scores = np.zeros((1, 3, 1), np.float32)
-    _, arcs = run(device, batch, on_device(device, scores), lengths, replace(plan, threads=32))
-    assert (arcs == 299).all()
+    assert make_plan(HostDevice().limits, batch, np.array(lengths)).back_bytes == 2
+    assert_as_on_the_cpu(batch, np.zeros((1, 3, 1), np.float32), lengths)
