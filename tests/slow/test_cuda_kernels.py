@@ -4,7 +4,7 @@ The bits of a result must depend on table, kind and place alone: not on the batc
 team, the windows of frames, or on what fresh memory holds.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -118,6 +118,14 @@ def assert_right(found, want, float64=False):
     np.testing.assert_allclose(found[2].sum(axis=2)[~empty], 1.0, rtol=0.0, atol=tolerances.ROW_SUM)
 
 
+def right_sums(device, batch, scores, lengths, leaky=0.0, place=None):
+    """log Z, ok and occupancies by the device, which are the oracle's; shared graphs in a place, if one is given."""
+    with planned(*place) if place else nullcontext():
+        found = sums_on(device, batch, scores, lengths, leaky)
+    assert_right(found, expected(batch, scores, lengths, leaky))
+    return found
+
+
 @pytest.mark.parametrize(
     ("name", "leaky"),
     [
@@ -127,10 +135,7 @@ def assert_right(found, want, float64=False):
 )
 def test_every_place_agrees_with_the_oracle(device, name, leaky):
     batch = TableBatch.share(denominator(), len(LENGTHS))
-    scores = random_scores(batch.size, 8, scale=5.0)
-    with planned(*PLACES[name]):
-        found = sums_on(device, batch, scores, LENGTHS, leaky)
-    assert_right(found, expected(batch, scores, LENGTHS, leaky))
+    right_sums(device, batch, random_scores(batch.size, 8, scale=5.0), LENGTHS, leaky, PLACES[name])
 
 
 def test_scores_decide_the_kind_of_number_of_each_sequence(device):
@@ -141,9 +146,7 @@ def test_scores_decide_the_kind_of_number_of_each_sequence(device):
     scores[2] = np.where(np.arange(NUM_PDFS) == 4, 1e5, -1e5)
     scores[3, 3] = -np.inf
     scores[3, 3, 2] = 1.0
-    with planned(*PLACES["one block"]):
-        found = sums_on(device, batch, scores, [8] * 4, LEAK)
-    assert_right(found, expected(batch, scores, [8] * 4, LEAK))
+    right_sums(device, batch, scores, [8] * 4, LEAK, PLACES["one block"])
 
 
 def test_plain_numbers_that_lose_mass_hand_over_to_wide_ones(device):
@@ -154,10 +157,7 @@ def test_plain_numbers_that_lose_mass_hand_over_to_wide_ones(device):
     scores = np.full((2, 6, NUM_PDFS), -60.0, dtype=np.float32)
     scores[0, ::2, 0] = scores[0, 1::2, 1] = 0.0
     scores[1, :3, 0] = scores[1, 3:, 2] = 60.0
-    batch = TableBatch.share(table, 2)
-    with planned(*PLACES["one block"]):
-        found = sums_on(device, batch, scores, [6, 6], 1e-30)
-    assert_right(found, expected(batch, scores, [6, 6], 1e-30))
+    right_sums(device, TableBatch.share(table, 2), scores, [6, 6], 1e-30, PLACES["one block"])
 
 
 def test_illegal_scores_and_impossible_sequences_are_data(device):
@@ -231,9 +231,7 @@ def numerators():
 @pytest.mark.parametrize("scale", [1.0, 1000.0])
 def test_packed_tables_agree_with_the_oracle(device, scale):
     tables, lengths = numerators()
-    batch = TableBatch.pack(tables)
-    scores = random_scores(batch.size, 8, scale)
-    assert_right(sums_on(device, batch, scores, lengths), expected(batch, scores, lengths))
+    right_sums(device, TableBatch.pack(tables), random_scores(len(tables), 8, scale), lengths)
 
 
 def test_packed_tables_too_large_for_a_block_have_the_same_bits_beside_small_ones():
@@ -242,8 +240,7 @@ def test_packed_tables_too_large_for_a_block_have_the_same_bits_beside_small_one
     tables, lengths = numerators()
     batch = TableBatch.pack(tables)
     scores = random_scores(batch.size, 8)
-    together = sums_on(device, batch, scores, lengths)
-    assert_right(together, expected(batch, scores, lengths))
+    together = right_sums(device, batch, scores, lengths)
     assert {*macros(device, "backward", "ON_CHIP")} == {0, 1}
     # One table has weights that need exponents; the others do not pay for it.
     assert {*macros(device, "forward", "EXPONENTS")} == {0, 1}
@@ -262,12 +259,9 @@ def test_states_with_many_arcs_and_pdfs_are_split(device):
     pdf = np.concatenate([rng.integers(NUM_PDFS, size=230), np.full(90, 4), rng.integers(NUM_PDFS, size=40)])
     hub = Fsa(41, src, dst, pdf, rng.normal(size=360) - 3.0, np.zeros(41))
     batch = TableBatch.share(DenominatorGraph(hub, NUM_PDFS).table, 3)
-    scores = random_scores(3, 7)
     for place in (on_chip(longest=16), on_chip(cluster=2, longest=2), in_memory(longest=16)):
         cuda_launch._kept.pop(batch.tables[0], None)
-        with planned(*place):
-            found = sums_on(device, batch, scores, [7, 7, 2], LEAK)
-        assert_right(found, expected(batch, scores, [7, 7, 2], LEAK))
+        right_sums(device, batch, random_scores(3, 7), [7, 7, 2], LEAK, place)
 
 
 @settings(max_examples=20)
@@ -276,11 +270,9 @@ def test_any_graph_agrees_with_the_oracle(fsa, num_frames, data):
     device = HostDevice(multiprocessors=2)
     table = compile_table(fsa, NUM_PDFS)
     scores = data.draw(score_matrices(num_frames, NUM_PDFS)).astype(np.float32)[None]
-    packed, shared = TableBatch.pack([table]), TableBatch.share(table, 1)
-    want = expected(packed, scores, [num_frames])
-    assert_right(sums_on(device, packed, scores, [num_frames]), want)
-    with planned(*PLACES["cluster of two, all variants"]):
-        assert_right(sums_on(device, shared, scores, [num_frames]), want)
+    right_sums(device, TableBatch.pack([table]), scores, [num_frames])
+    place = PLACES["cluster of two, all variants"]
+    right_sums(device, TableBatch.share(table, 1), scores, [num_frames], place=place)
 
 
 @pytest.mark.parametrize(
@@ -289,17 +281,12 @@ def test_any_graph_agrees_with_the_oracle(fsa, num_frames, data):
 def test_many_frames_and_many_sequences_agree_with_the_oracle(device, size, num_frames, leaky):
     """More than a counter or a barrier might take."""
     batch = TableBatch.share(denominator(num_states=6, num_arcs=20), size)
-    scores, lengths = random_scores(size, num_frames), [num_frames] * size
-    found = sums_on(device, batch, scores, lengths, leaky)
-    assert_right(found, expected(batch, scores, lengths, leaky))
+    right_sums(device, batch, random_scores(size, num_frames), [num_frames] * size, leaky)
 
 
 def test_elements_lie_beyond_31_bits():
-    batch, scores, lengths = (
-        TableBatch.share(denominator(num_states=6, num_arcs=20), 2),
-        random_scores(2, 3),
-        [3, 2],
-    )
+    batch = TableBatch.share(denominator(num_states=6, num_arcs=20), 2)
+    scores, lengths = random_scores(2, 3), [3, 2]
     strides = 2**31 + 11, NUM_PDFS, 1  # elements from one sequence to the next
     far, views = [], []
     for values in (scores, np.zeros_like(scores)):
