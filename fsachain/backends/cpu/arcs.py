@@ -17,9 +17,9 @@ from fsachain.backends.cpu.jit import helper
 from fsachain.backends.cpu.layouts import ArcList, ArcsBothWays, OwnGroups
 from fsachain.backends.cpu.numbers import (
     add,
+    by_kind,
     exceeds,
     is_positive,
-    kind_of,
     lanes_of,
     least_positive,
     multiply,
@@ -56,7 +56,7 @@ from fsachain.backends.cpu.simd import (
     sum_lanes,
     where_more,
 )
-from fsachain.backends.cpu.structs import Form
+from fsachain.backends.cpu.structs import FormType
 
 
 @helper
@@ -307,79 +307,57 @@ _gather, _gather_two, _scatter, _scatter_two = _gathering(1), _gathering(2), _sc
 _even, _odd = _every_second(0), _every_second(1)
 
 
+@intrinsic
+def _pairs_of(form: Any) -> Any:
+    """The form of the lanes that as many pairs take."""
+    return FormType("plain", 2 * form.width), lambda context, builder, value: value
+
+
 @helper
 def _apart(x: Any) -> Any:
     return _even(x), as_integers(_odd(x))
 
 
-@by_type
-def gather(form: Any, array: Any, indices: Any, position: Any) -> Any:
-    """The numbers in the rows indices[position], indices[position + 1], ... of an array whose rows hold one each."""
-    wide = lambda form, array, indices, position: _apart(_gather_two(form, array, indices, position))  # noqa: E731
-    return wide if kind_of(form) == "wide" else (_gather)
+@helper
+def _together(x: Any) -> Any:
+    return _in_turn(x[0], as_floats(x[0], x[1]))
 
 
-@by_type
-def scatter(form: Any, array: Any, indices: Any, position: Any, x: Any) -> Any:
-    """The reverse."""
-
-    def wide(form, array, indices, position, x):  # type: ignore[no-untyped-def]
-        _scatter_two(array, indices, position, _in_turn(x[0], as_floats(x[0], x[1])))
-
-    plain = lambda form, array, indices, position, x: _scatter(array, indices, position, x)  # noqa: E731
-    return wide if kind_of(form) == "wide" else plain
-
-
-@by_type
-def read_from(form: Any, array: Any, row: Any) -> Any:
-    """The numbers in as many rows as there are lanes, from `row` on."""
-    if form.width == 1:
-        return read
-    both = Form(2 * form.width)
-    wide = lambda form, array, row: _apart(load_from(both, array, 2 * row))  # noqa: E731
-    return wide if kind_of(form) == "wide" else (load_from)
-
-
-@by_type
-def write_from(form: Any, array: Any, row: Any, x: Any) -> Any:
-    """The reverse."""
-    if form.width == 1:
-        return write
-
-    def wide(form, array, row, x):  # type: ignore[no-untyped-def]
-        store_to(array, 2 * row, _in_turn(x[0], as_floats(x[0], x[1])))
-
-    return wide if kind_of(form) == "wide" else (lambda form, array, row, x: store_to(array, row, x))
-
-
-@by_type
-def weights_from(form: Any, weights: Any, position: Any) -> Any:
-    """Consecutive entries of a pair of arrays that `numbers.weights` made, one for each lane."""
-    if form.width == 1:
-        return weight
-
-    def wide(form, weights, position):  # type: ignore[no-untyped-def]
-        return load_from(lanes_of(form), weights.mantissas, position), load_from(
-            lanes_of(form), weights.exponents, position
-        )
-
-    return (
-        wide
-        if kind_of(form) == "wide"
-        else (lambda form, weights, position: load_from(form, weights.mantissas, position))
-    )
-
-
-@by_type
-def everywhere(form: Any, array: Any, row: Any) -> Any:
-    """The number in one row, in every lane."""
-    if form.width == 1:
-        return read
-
-    def wide(form, array, row):  # type: ignore[no-untyped-def]
-        return splat(lanes_of(form), array[row, 0]), as_integers(splat(lanes_of(form), array[row, 1]))
-
-    return wide if kind_of(form) == "wide" else (lambda form, array, row: splat(form, array[row, 0]))
+# The numbers in the rows indices[position], indices[position + 1], ... of an array whose rows hold one each; the reverse.
+gather = by_kind(
+    _gather, lambda form, array, indices, position: _apart(_gather_two(form, array, indices, position))
+)
+scatter = by_kind(
+    lambda form, array, indices, position, x: _scatter(array, indices, position, x),
+    lambda form, array, indices, position, x: _scatter_two(array, indices, position, _together(x)),
+)
+# The numbers in as many rows as there are lanes, from `row` on; the reverse.
+read_from = by_kind(
+    load_from, lambda form, array, row: _apart(load_from(_pairs_of(form), array, 2 * row)), read
+)
+write_from = by_kind(
+    lambda form, array, row, x: store_to(array, row, x),
+    lambda form, array, row, x: store_to(array, 2 * row, _together(x)),
+    write,
+)
+# Consecutive entries of a pair of arrays that `numbers.weights` made, one for each lane.
+weights_from = by_kind(
+    lambda form, weights, position: load_from(form, weights.mantissas, position),
+    lambda form, weights, position: (
+        load_from(lanes_of(form), weights.mantissas, position),
+        load_from(lanes_of(form), weights.exponents, position),
+    ),
+    weight,
+)
+# The number in one row, in every lane.
+everywhere = by_kind(
+    lambda form, array, row: splat(form, array[row, 0]),
+    lambda form, array, row: (
+        splat(lanes_of(form), array[row, 0]),
+        as_integers(splat(lanes_of(form), array[row, 1])),
+    ),
+    read,
+)
 
 
 @helper
@@ -470,7 +448,7 @@ def gather_groups(form: Any, arcs: Any, before: Any, probs: Any, now: Any, row: 
 
 
 @by_type
-def _together(form: Any, arcs: Any, now: Any) -> Any:
+def _side_of(form: Any, arcs: Any, now: Any) -> Any:
     """The form in which rows are added: lanes full of them where any order will do, else one after another."""
     if arcs.instance_class is OwnGroups:
         return lambda form, arcs, now: across(form, now)
@@ -480,7 +458,7 @@ def _together(form: Any, arcs: Any, now: Any) -> Any:
 @helper
 def _sum_alphas(form: Any, arcs: Any, now: Any) -> Any:
     """The sum over states, and the least alpha that is not 0, at most 1."""
-    side, count = _together(form, arcs, now), arcs.nothing - 1
+    side, count = _side_of(form, arcs, now), arcs.nothing - 1
     whole = count - count % width(side)
     partial = zero(side, now)
     least = splat(lanes_of(side), now.dtype.type(1))
@@ -496,16 +474,14 @@ def _sum_alphas(form: Any, arcs: Any, now: Any) -> Any:
     return total, least
 
 
-@by_type
-def sum_across(form: Any, x: Any) -> Any:
-    """The sum of the numbers in all lanes, as a number of a form of one lane."""
+def _wide_sum_across(form: Any, x: Any) -> Any:
+    highest = largest_lane(x[1])
+    aligned = x[0] * power_of_two(x[0], x[1] - fill(x[1], highest))
+    return splat(lanes_of(form), sum_in_halves(aligned)), splat(lanes_of(form), highest)
 
-    def wide(form, x):  # type: ignore[no-untyped-def]
-        highest = largest_lane(x[1])
-        aligned = x[0] * power_of_two(x[0], x[1] - fill(x[1], highest))
-        return splat(lanes_of(form), sum_in_halves(aligned)), splat(lanes_of(form), highest)
 
-    return wide if kind_of(form) == "wide" else (lambda form, x: splat(form, sum_in_halves(x)))
+# The sum of the numbers in all lanes, as a number of a form of one lane.
+sum_across = by_kind(lambda form, x: splat(form, sum_in_halves(x)), _wide_sum_across)
 
 
 @helper
@@ -575,7 +551,7 @@ def spread_groups(form: Any, table: Any, alphas: Any, after: Any, probs: Any, no
 @helper
 def _sum_betas(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> Any:
     """The sums of occupancies, of betas, and of betas over init."""
-    side, count, num_states = _together(form, arcs, now), len(table.active), len(table.initial.mantissas)
+    side, count, num_states = _side_of(form, arcs, now), len(table.active), len(table.initial.mantissas)
     partial = zero(side, now)
     whole = count - count % width(side)
     for k in range(0, whole, width(side)):
@@ -609,12 +585,8 @@ def _sum_betas(form: Any, table: Any, arcs: Any, occupancy: Any, now: Any) -> An
 FLOOR = 2.0**-1000
 
 
-@by_type
-def _in_turn_across(form: Any, x: Any) -> Any:
-    """The sum of the numbers in all lanes, from the first to the last."""
-    if kind_of(form) == "plain":
-        return lambda form, x: splat(form, sum_lanes(x))
-    return lambda form, x: x
+# The sum of the numbers in all lanes, from the first to the last.
+_in_turn_across = by_kind(lambda form, x: splat(form, sum_lanes(x)), lambda form, x: x, lambda form, x: x)
 
 
 @helper
@@ -630,11 +602,7 @@ def sum_rows(form: Any, rows: Any, count: int) -> Any:
     return total
 
 
-@by_type
-def _flushed(x: Any) -> Any:
-    if kind_of(x) == "plain":
-        return lambda x: where_more(fill(x, FLOOR), x, fill(x, 0.0), x)
-    return lambda x: x
+_flushed = by_kind(lambda x: where_more(fill(x, FLOOR), x, fill(x, 0.0), x), lambda x: x, lambda x: x)
 
 
 @helper

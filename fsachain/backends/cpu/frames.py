@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fsachain.backends.cpu.jit import helper, inlined, jit_on_views
 from fsachain.backends.cpu.numbers import (
+    by_kind,
     kind_of,
     lanes_of,
     probability,
@@ -647,12 +648,12 @@ def load_scores(form: Any, frames: Any, t: int, work: Any) -> None:
     _find_extremes(form, frames.columns, work.scores, work.extremes)
 
 
-@by_type
-def _collect(form: Any, p: Any, place: Any, work: Any) -> Any:
-    """The probability with the accuracy of its pdf, where numbers are expected ones."""
-    if kind_of(form) == "expected":
-        return lambda form, p, place, work: (p[0], p[0] * load(lanes_of(form), work.accuracy, place))
-    return lambda form, p, place, work: p
+# The probability with the accuracy of its pdf, where numbers are expected ones.
+_collect = by_kind(
+    lambda form, p, place, work: p,
+    lambda form, p, place, work: p,
+    lambda form, p, place, work: (p[0], p[0] * load(lanes_of(form), work.accuracy, place)),
+)
 
 
 @helper

@@ -92,10 +92,10 @@ class Work(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What `backward` makes; what has no rows is left out.
+    """What `backward` adds to; what has no rows is left out.
 
-    arcs [R, A]: gamma(t, arc) is added to row t modulo R. states [T + 1, S]: (14) is added. pdfs and changes [T, K]: (7) and
-    the first line of (M6) for the active pdfs.
+    arcs [R, A]: gamma(t, arc) to row t modulo R. states [T + 1, S]: (14). pdfs and changes [T, K]: (7) and the first line of
+    (M6) for the active pdfs.
     """
 
     arcs: Floats = np.empty((0, 0))
@@ -367,30 +367,19 @@ def _shares(alpha: Any, work: Any, share: Any) -> None:
 
 
 @helper
-def _add_arcs(arcs: Any, terms: Any, share: Any, row: Any) -> None:
-    """row [A] += (6)."""
+def _add_shares(arcs: Any, places: Any, terms: Any, share: Any, row: Any) -> None:
+    """row += (6) at the places [E] of the arcs: [A] by their numbers, or [K], which is (7), by their pdfs."""
     for i in range(len(share)):
         if share[i] > 0.0:
             for e in range(arcs.offsets[i], arcs.offsets[i + 1]):
-                row[arcs.number[e]] += share[i] * terms[e]
-
-
-@helper
-def _add_pdfs(arcs: Any, terms: Any, share: Any, row: Any) -> None:
-    """row [K] = (7)."""
-    row[:] = 0.0
-    for i in range(len(share)):
-        if share[i] > 0.0:
-            for e in range(arcs.offsets[i], arcs.offsets[i + 1]):
-                row[arcs.column[e]] += share[i] * terms[e]
+                row[places[e]] += share[i] * terms[e]
 
 
 @helper
 def _add_changes(
     arcs: Any, terms: Any, share: Any, a: Any, gain: Any, rest: Any, pdfs: Any, row: Any
 ) -> None:
-    """row [K] = (M6) from u', v and the occupancies `pdfs` [K]."""
-    row[:] = 0.0
+    """row [K] += (M6) from u', v and the occupancies `pdfs` [K]."""
     mean = 0.0
     for i in range(len(share)):
         if share[i] > 0.0:
@@ -428,9 +417,9 @@ def backward(
                 wanted.states[t, i] += share[i] * work.sums[i]
         if t < num_frames:
             if len(wanted.arcs) > 0:
-                _add_arcs(view, work.terms, share, wanted.arcs[t % len(wanted.arcs)])
+                _add_shares(view, view.number, work.terms, share, wanted.arcs[t % len(wanted.arcs)])
             if len(wanted.pdfs) > 0:
-                _add_pdfs(view, work.terms, share, wanted.pdfs[t])
+                _add_shares(view, view.column, work.terms, share, wanted.pdfs[t])
             if len(wanted.changes) > 0:
                 given = accuracy[t], gains[t], rest, wanted.pdfs[t]
                 _add_changes(view, work.terms, share, *given, wanted.changes[t])

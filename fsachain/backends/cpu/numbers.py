@@ -81,7 +81,7 @@ def lanes_of(form: Any) -> Any:
     return FormType("plain", form.width), lambda context, builder, value: value
 
 
-def _by_kind(plain: Any, wide: Any, expected: Any) -> Any:
+def by_kind(plain: Any, wide: Any, expected: Any = None) -> Any:
     """A function for compiled code that is one of these by the kind of its first argument."""
     chosen = {"plain": compiled(plain), "wide": compiled(wide), "expected": compiled(expected)}
     return by_type(lambda *arguments: chosen[kind_of(arguments[0])])
@@ -218,15 +218,15 @@ def _expected_reciprocal(x: Any) -> Any:
     return inverse, fill(inverse, 0.0) - x[1] * inverse * inverse
 
 
-zero = _by_kind(lambda form, array: splat(form, array.dtype.type(0)), _wide_zero, _expected_zero)
-read = _by_kind(
+zero = by_kind(lambda form, array: splat(form, array.dtype.type(0)), _wide_zero, _expected_zero)
+read = by_kind(
     load,
     _wide_read,
     lambda form, array, row: (load(lanes_of(form), array, 2 * row), load(lanes_of(form), array, 2 * row + 1)),
 )
-write = _by_kind(lambda form, array, row, x: store(array, row, x), _wide_write, _expected_write)
+write = by_kind(lambda form, array, row, x: store(array, row, x), _wide_write, _expected_write)
 # Entry e of a pair of arrays made by `weights`, in every lane; row e where each lane has weights of its own.
-weight = _by_kind(
+weight = by_kind(
     lambda form, weights, e: _entry(form, weights.mantissas, e),
     lambda form, weights, e: (
         _entry(lanes_of(form), weights.mantissas, e),
@@ -235,70 +235,70 @@ weight = _by_kind(
     _expected_weight,
 )
 # By how much scores are shifted so that the largest is exp(0); wide numbers need no shift.
-shift_of = _by_kind(
+shift_of = by_kind(
     lambda form, largest: largest,
     lambda form, largest: fill(largest, 0.0),
     lambda form, largest: largest,
 )
 # exp(y - shift) 2**-scale for lanes of scores, shifts and integers; -inf gives 0.
-probability = _by_kind(_plain_probability, _wide_probability, _expected_probability)
-multiply = _by_kind(
+probability = by_kind(_plain_probability, _wide_probability, _expected_probability)
+multiply = by_kind(
     multiply_lanes,
     lambda x, y: (x[0] * y[0], x[1] + y[1]),
     lambda x, y: (x[0] * y[0], fma(x[0], y[1], x[1] * y[0])),
 )
-multiply_add = _by_kind(
+multiply_add = by_kind(
     fma, _wide_multiply_add, lambda x, y, z: (fma(x[0], y[0], z[0]), fma(x[0], y[1], fma(x[1], y[0], z[1])))
 )
-add = _by_kind(add_lanes, _wide_sum, lambda x, y: (x[0] + y[0], x[1] + y[1]))
+add = by_kind(add_lanes, _wide_sum, lambda x, y: (x[0] + y[0], x[1] + y[1]))
 # The same number, a wide one with its mantissa in [1, 2): after every sum that is kept.
-tidy = _by_kind(lambda x: x, _wide_tidy, lambda x: x)
+tidy = by_kind(lambda x: x, _wide_tidy, lambda x: x)
 # n with 2**n <= p < 2**(n + 1) for a tidy number.
-scale_of = _by_kind(exponent, lambda x: x[1], lambda x: exponent(x[0]))
+scale_of = by_kind(exponent, lambda x: x[1], lambda x: exponent(x[0]))
 # A tidy number as lanes m and integer lanes n, p = m 2**n.
-parts_of = _by_kind(
+parts_of = by_kind(
     lambda x: (x, as_integers(x) - as_integers(x)),
     lambda x: x,
     lambda x: (x[0], as_integers(x[0]) - as_integers(x[0])),
 )
 # E[A] as lanes; 0 for other kinds.
-mean_of = _by_kind(lambda x: fill(x, 0.0), lambda x: fill(x[0], 0.0), lambda x: x[1] / x[0])
+mean_of = by_kind(lambda x: fill(x, 0.0), lambda x: fill(x[0], 0.0), lambda x: x[1] / x[0])
 # x 2**-n.
-scaled = _by_kind(
+scaled = by_kind(
     lambda x, n: x * power_of_two(x, fill(n, 0) - n), lambda x, n: (x[0], x[1] - n), _expected_scaled
 )
 # 1 / x, and 0 for 0.
-reciprocal = _by_kind(_plain_reciprocal, _wide_reciprocal, _expected_reciprocal)
+reciprocal = by_kind(_plain_reciprocal, _wide_reciprocal, _expected_reciprocal)
 # x times a reciprocal, as lanes; of expected numbers the second part: (M6) if these are occupancies and their sum.
-ratio = _by_kind(
+ratio = by_kind(
     multiply_lanes,
     lambda x, inverse: x[0] * power_of_two(x[0], x[1] + inverse[1]) * inverse[0],
     lambda x, inverse: multiply(x, inverse)[1],
 )
 # x in the lanes where the mask is positive, else `other`.
-where_lane = _by_kind(_plain_where_lane, _where_lane_in_pairs, _where_lane_in_pairs)
+where_lane = by_kind(_plain_where_lane, _where_lane_in_pairs, _where_lane_in_pairs)
 # Of a form of one lane, as truth: whether x is not 0; whether it is more than y, which is tidy, up to a factor of 4.
-is_positive = _by_kind(
+is_positive = by_kind(
     lambda x: largest_lane(x) > 0.0, lambda x: largest_lane(x[0]) > 0.0, lambda x: largest_lane(x[0]) > 0.0
 )
-exceeds = _by_kind(
+exceeds = by_kind(
     lambda x, y: largest_lane(x) > largest_lane(y),
     lambda x, y: largest_lane(x[1]) > largest_lane(y[1]),
     lambda x, y: largest_lane(x[0]) > largest_lane(y[0]),
 )
 # `value` where x is not 0, else `other`.
-where_positive = _by_kind(_plain_where_positive, _where_positive_in_pairs, _where_positive_in_pairs)
+where_positive = by_kind(_plain_where_positive, _where_positive_in_pairs, _where_positive_in_pairs)
 # factor exp(y - shift), or that times 2**-scale where it is less; 1 for wide numbers.
-bound = _by_kind(
+bound = by_kind(
     _plain_bound,
     lambda form, factor, y, shift, scale: fill(factor, 1.0),
     lambda form, factor, y, shift, scale: _plain_bound(lanes_of(form), factor, y, shift, scale),
 )
 # factor p as lanes; 1 for wide numbers.
-bound_sum = _by_kind(
+bound_sum = by_kind(
     lambda x, factor: x * fill(x, factor),
     lambda x, factor: fill(x[0], 1.0),
     lambda x, factor: x[0] * fill(x[0], factor),
 )
 # The lesser of the lanes `least` and p where it is not 0; wide numbers are never too small.
-least_positive = _by_kind(_plain_least, lambda x, least: least, lambda x, least: _plain_least(x[0], least))
+least_positive = by_kind(_plain_least, lambda x, least: least, lambda x, least: _plain_least(x[0], least))
