@@ -332,7 +332,7 @@ _scale_rows_apart = Operator(
 def scale_rows(
     values: Tensor, factors: Tensor, like: Tensor, in_place: bool = False, lists: Tensor | None = None
 ) -> Tensor:
-    """values [N, .., P] times factors [N] in the dtype of `like`; what is 0 stays 0 whatever its factor.
+    """values [N, .., P] times factors [N], or one of all, in the dtype of `like`; what is 0 stays 0 whatever its factor.
 
     `in_place`: `values` may be written to. The result is then another tensor in their memory, since torch copies gradients
     that somebody else holds. lists: unless empty, of rows that a device has packed, see `cuda.add_occupancy`.
@@ -341,19 +341,3 @@ def scale_rows(
     if in_place:
         return _rows_scaled(values, factors, like, lists, True)
     return _scale_rows_apart(values, factors, like, lists)
-
-
-def _scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor) -> Tensor:
-    return (gradient * factor.to(gradient.dtype)).to(like.dtype)
-
-
-_scale_gradient_apart = Operator(
-    _scale_gradient, lambda gradient, factor, like: torch.empty_like(gradient, dtype=like.dtype)
-)
-
-
-def scale_gradient(gradient: Tensor, factor: Tensor, like: Tensor, in_place: bool = False) -> Tensor:
-    """By broadcasting, in the dtype of `like`; `in_place`: `gradient` may be written to."""
-    if in_place:
-        return gradient.mul_(factor.to(gradient.dtype)).to(like.dtype).detach()
-    return _scale_gradient_apart(gradient, factor, like)

@@ -16,7 +16,7 @@ from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, brief, counted, warn_once
-from fsachain.loss.autograd import Operator, as_tensor, new_buffer, packed, scale_gradient, wants_gradient
+from fsachain.loss.autograd import Operator, as_tensor, new_buffer, packed, scale_rows, wants_gradient
 
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
@@ -180,7 +180,7 @@ def terms_gradient(
     factor: Tensor, gradient: Tensor, nnet_output: Tensor, sums: Tensor, with_numerator: bool, is_last: bool
 ) -> dict[str, Tensor | None]:
     factor = factor if with_numerator else factor / sums[-1]
-    return {"nnet_output": scale_gradient(gradient, factor, nnet_output, is_last)}
+    return {"nnet_output": scale_rows(gradient, factor, nnet_output, is_last)}
 
 
 class GradientCall(NamedTuple):
