@@ -217,6 +217,22 @@ def test_numerators_that_outweigh_the_denominator_are_told_unless_scale_or_boost
             make_loss(**options)(make_output(), LENGTHS, graphs)
 
 
+def test_the_output_of_a_softmax_is_told_that_of_a_log_softmax_and_others_are_not():
+    with pytest.warns(
+        ObjectiveWarning, match="every frame of nnet_output .* like the output of a softmax; expected"
+    ):
+        for _ in range(16):  # one of them is looked at
+            make_loss()(make_output().softmax(dim=2), LENGTHS, make_graphs())
+    one_hot = torch.eye(make_output().shape[2])[torch.zeros(SIZE, FRAMES, dtype=torch.int64)]
+    first_row_alone = make_output().detach()
+    first_row_alone[0, 0] = first_row_alone[0, 0].softmax(dim=0)
+    for scores in (make_output().log_softmax(dim=2), make_output(), one_hot, first_row_alone):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(16):
+                make_loss()(scores.detach().requires_grad_(), LENGTHS, make_graphs())
+
+
 @of_every_loss
 @pytest.mark.parametrize("filling", [math.nan, 1e30])
 def test_what_stands_in_the_padding_changes_no_bit(loss_kind, filling):

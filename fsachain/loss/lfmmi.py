@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,6 +34,10 @@ from fsachain.loss.base import (
 )
 
 _EXCESS = 1e-3  # nats per frame above 0 that no rounding makes
+_LOOKS_EVERY = 16  # calls: one alone of a short sequence would take 1 % longer if each were looked at
+_OFF_ONE = 1e-2  # by which a sum of probabilities is off, in bfloat16 too
+
+_calls = itertools.count()
 
 
 def _lfmmi(given: SequenceCall) -> Terms:
@@ -92,6 +97,8 @@ def _lfmmi(given: SequenceCall) -> Terms:
         return finish_there(given, call, found, (gradient, numerator), term, EXCLUDED_OBJF)
     if with_gradient and given.denominator_scale == 1.0 and not given.boost:
         _warn_of_excess(values.numpy(), call.lengths, numerators.names)
+    if with_gradient and next(_calls) % _LOOKS_EVERY == 0:
+        _warn_of_softmax(nnet_output, int(call.lengths[0]))
     return finish(given, call, found | {"values": values}, (gradient, numerator), term, EXCLUDED_OBJF)
 
 
@@ -147,6 +154,20 @@ def _warn_of_excess(values: Floats, lengths: Ints, names: Sequence[str]) -> None
             f"objf is {excess / frames:.3f} per frame, {values[n] / lengths[n]:.3f} for {names[n]}; expected at most 0: the "
             "numerators have paths that the denominator lacks or weighs less. Build them over its lexicon and tree, with "
             "normalization=denominator.normalization_fsa(); where it is meant, as with rewards for stars, ignore this",
+            ObjectiveWarning,
+        )
+
+
+def _warn_of_softmax(nnet_output: Tensor, length: int) -> None:
+    """Warn where all frames of the first sequence are probabilities; as a rule one row tells that they are not."""
+    if not length or abs(float(nnet_output[0, 0].sum()) - 1.0) > _OFF_ONE:
+        return
+    rows = nnet_output[0, :length].double()
+    if bool(((rows > 0) & (rows < 1)).all()) and bool(((rows.sum(dim=1) - 1.0).abs() < _OFF_ONE).all()):
+        warn_once(
+            "softmax",
+            "every frame of nnet_output is positive and sums to 1, like the output of a softmax; expected scores that may "
+            "be any real numbers: between 0 and 1 they hardly tell pdfs apart. Leave the softmax out (log_softmax is fine)",
             ObjectiveWarning,
         )
 
