@@ -8,6 +8,7 @@ others      one file for each group of commands: the command and what it does; r
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 from collections.abc import Sequence
@@ -27,7 +28,9 @@ def main() -> None:
 
     0 done, 1 an error in one line, 2 wrong usage, 3 done without some utterances, 75 stopped, 130 interrupted.
     """
-    sys.exit(call())
+    status = call()
+    gc.freeze()  # the interpreter's last search for garbage would go through all that was imported
+    sys.exit(status)
 
 
 def call(arguments: Sequence[str] | None = None) -> int:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import click
@@ -79,18 +76,6 @@ GOES_ON = {
 }
 
 
-def _imported(name: str) -> ModuleType:
-    """The module. What the first import makes stays: searches for garbage in it would take a third of a help text's time."""
-    if name in sys.modules or not gc.isenabled():
-        return import_module(name)
-    gc.disable()
-    try:
-        return import_module(name)
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
 class LazyGroup(click.Group):
     """A group that imports a command when it is asked for."""
 
@@ -100,7 +85,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = _imported(f"fsachain.cli.{COMMANDS[cmd_name][0]}")
+        from fsachain.files import without_collector
+
+        with without_collector():
+            module = import_module(f"fsachain.cli.{COMMANDS[cmd_name][0]}")
         found = getattr(module, cmd_name.replace("-", "_"))
         command: click.Command = getattr(found, "as_command", found)  # groups are commands themselves
         return command
