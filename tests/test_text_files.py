@@ -9,12 +9,15 @@ import pytest
 from fsachain.cli.alignment import read_words
 from fsachain.cli.config import Experiment
 from fsachain.data.kaldi_dir import read_table as read_lines
-from fsachain.decode.ctm import read_ctm
+from fsachain.decode.ctm import CtmEntry, read_ctm, write_ctm
+from fsachain.decode.lattices import write_kaldi_lattices
 from fsachain.decode.wer import read_text
+from fsachain.decode.wer import write_text as write_transcripts
 from fsachain.errors import FsachainError
 from fsachain.fsa import Fsa
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.kaldi.archive import read_table
+from fsachain.kaldi.lattice import Lattice
 from fsachain.kaldi.values import read_alignment, read_posterior
 from fsachain.openfst import read_symbols
 
@@ -86,3 +89,22 @@ def test_what_is_no_text_is_refused_by_name(name, tmp_path):
         (tmp_path / "binary.txt").write_bytes(content)
         with pytest.raises(FsachainError, match=r"binary\.txt"):
             read(tmp_path / "binary.txt")
+
+
+ONE, TWO = np.ones(1, dtype=np.int32), np.zeros(2)
+LATTICE = Lattice(2, 0, 0 * ONE, ONE, ONE, ONE, TWO[:1], TWO[:1], TWO, TWO)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: write_transcripts(path, {"anna-1": ["yes"]}),
+        lambda path: write_ctm(path, [CtmEntry("anna-1", 0.0, 0.5, "yes")]),
+        lambda path: write_kaldi_lattices(path, {"anna-1": LATTICE}),
+    ],
+)
+def test_a_full_disk_is_an_error_with_the_name_of_the_file(tmp_path, write):
+    path = tmp_path / "out"
+    path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*out'"):
+        write(path)

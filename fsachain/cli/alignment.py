@@ -38,7 +38,7 @@ from fsachain.decode.align import align as align_outputs
 from fsachain.decode.ctm import read_ctm, textgrid_name, write_ctm, write_textgrid
 from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, MOST_SECONDS, BoundaryModel, boundary_errors
 from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError, but_for, counted
-from fsachain.files import text_lines
+from fsachain.files import text_lines, write_text
 from fsachain.fsa import Fsa
 from fsachain.progress import counter
 
@@ -414,7 +414,7 @@ def align_long(
     write_ctm(out / "phones.ctm", found.phones)
     fits = np.log([word.confidence or 0.0 for word in words])
     lines = [f"{word.start:.3f} {fit:.3f} {word.label}\n" for word, fit in zip(words, fits, strict=True)]
-    (out / "fit.txt").write_text("".join(lines), encoding="utf-8")
+    write_text(out / "fit.txt", "".join(lines))
     if textgrid is not None:
         write_textgrid(textgrid, {"words": words, "phones": found.phones}, audio.seconds)
     click.echo(

@@ -37,7 +37,7 @@ from fsachain.data.utterance import Fault, Utterance, is_command
 from fsachain.decode.align import Alignment
 from fsachain.decode.ctm import CtmEntry, textgrid_name, write_ctm, write_textgrid
 from fsachain.errors import DataError, LeftOutError, counted, require
-from fsachain.files import binary_lines, parse_json, replacing, text_lines, write_text
+from fsachain.files import binary_lines, naming, parse_json, replacing, text_lines, write_text
 from fsachain.graph.lexicon import Lexicon, bare
 from fsachain.progress import counter
 from fsachain.report.page import render_page
@@ -224,11 +224,13 @@ def align_all(
     with counter("aligning") as update, path.open("a", encoding="utf-8") as file:
         while batch := list(islice(rest, AT_ONCE)):
             usable, outputs = network_outputs(aligner.model, DataDir(tuple(batch)), resources, frame_shift=0)
+            rows = []
             for one in usable:
                 found[one.id] = aligner.align_scores(one.id, one.words, [outputs[one.id]], tolerant=tolerant)
-                row = found[one.id].to_dict() | made_of[one.id]
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-            file.flush()
+                rows.append(found[one.id].to_dict() | made_of[one.id])
+            with naming(path):
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                file.flush()
             update(len(found), len(data))
     return {one.id: found[one.id] for one in data if one.id in found}
 

@@ -185,8 +185,8 @@ def network_outputs(
 
 
 def _write_tuning(out: Path, result: TuningResult, **more: Any) -> None:
-    (out / "tuning.txt").write_text(result.to_text(), encoding="utf-8")
-    (out / "tuning.json").write_text(json.dumps(result.to_dict() | more, indent=2) + "\n", encoding="utf-8")
+    write_file(out / "tuning.txt", result.to_text())
+    write_file(out / "tuning.json", json.dumps(result.to_dict() | more, indent=2) + "\n")
 
 
 def _write_scored(out: Path, data: DataDir, hypotheses: Mapping[str, Sequence[str]]) -> WerReport:
@@ -628,7 +628,7 @@ def keyword(
             "some with and some without it"
         )
     lines = [f"{name} {scores[name]:.6g} {int(found)}\n" for name, found in has.items()]
-    (out / "scores.txt").write_text("".join(lines), encoding="utf-8")
+    write_file(out / "scores.txt", "".join(lines))
     point = false_reject_rate(accepted, others, hours, false_alarms_per_hour=false_alarms_per_hour)
     missed = round(point.false_reject_rate * len(accepted))
     click.echo(

@@ -206,7 +206,7 @@ def egs(out: Path, examples: tuple[str, ...]) -> str:
         raise DataError(f"{', '.join(examples)}: no example")
     data = (out / "data").resolve()
     values.write_matrices(data / "feats.ark", features)
-    (data / "text").write_text("".join(f"{name}\n" for name in features), encoding="utf-8")
+    write_text(data / "text", dict.fromkeys(features, ()))
     save_chunks(out / "chunks.npz", chunks)
     width, num_pdfs, subsampling = kinds.pop()
     left_out = f"; {speakers} speaker vectors left out, our networks take none" if speakers else ""

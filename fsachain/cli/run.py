@@ -275,7 +275,7 @@ def _report(run: Run) -> None:
         f"report       {run.exp / REPORT}",
     ]
     report(run.exp, run.exp / REPORT, run.base)
-    (run.exp / "report.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    write_text(run.exp / "report.txt", "\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

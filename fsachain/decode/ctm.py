@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsachain.errors import DataError, require
-from fsachain.files import text_lines
+from fsachain.files import naming, text_lines
 
 _LONGEST_LINE = 1 << 14  # bytes
 _SLACK = 1e-4  # seconds: times of CTM files are rounded
@@ -34,7 +34,7 @@ class CtmEntry(NamedTuple):
 def write_ctm(path: str | Path, entries: Iterable[CtmEntry]) -> None:
     """Lines `utterance 1 start duration label [confidence]` in the order given; folders are made if need be."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    with Path(path).open("w", encoding="utf-8") as file:
+    with naming(path), Path(path).open("w", encoding="utf-8") as file:
         file.writelines(f"{entry}\n" for entry in entries)
 
 
@@ -89,7 +89,8 @@ def write_textgrid(path: str | Path, tiers: Mapping[str, Sequence[CtmEntry]], du
     for name, row in rows.items():
         grid.addTier(textgrid.IntervalTier(name, row, 0.0, end))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    grid.save(str(path), "long_textgrid", includeBlankSpaces=True, minimumIntervalLength=None)
+    with naming(path):
+        grid.save(str(path), "long_textgrid", includeBlankSpaces=True, minimumIntervalLength=None)
 
 
 def textgrid_name(utterance: str) -> str:

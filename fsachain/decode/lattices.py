@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import ConfigError, DataError, require
+from fsachain.files import naming
 from fsachain.graph.decoding import Weights
 from fsachain.graph.open_vocabulary import WordIds
 from fsachain.kaldi.lattice import Lattice
@@ -228,7 +229,7 @@ def levels_of(src: npt.NDArray[np.integer], dst: npt.NDArray[np.integer], num_st
 
 def write_kaldi_lattices(path: str | Path, lattices: Mapping[str, Lattice]) -> None:
     """An archive of Kaldi's plain lattices: pdf + 1 and word ids on the arcs, graph and acoustic costs as they are."""
-    with Path(path).open("wb") as file:
+    with naming(path), Path(path).open("wb") as file:
         for name, one in lattices.items():
             finals = np.stack([one.final_graph_cost, one.final_acoustic_cost], axis=1)
             costs = np.stack([one.graph_cost, one.acoustic_cost], axis=1)

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fsachain.errors import DataError, counted, require
-from fsachain.files import text_lines
+from fsachain.files import naming, text_lines
+from fsachain.files import write_text as write_file
 
 EPSILON = "<eps>"
 
@@ -119,10 +120,8 @@ class WerReport:
 
     def write(self, directory: str | Path) -> None:
         """Write `wer.txt` and `wer.json` into `directory`, which is made if need be."""
-        folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "wer.txt").write_text(self.to_text(), encoding="utf-8")
-        (folder / "wer.json").write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_file(Path(directory, "wer.txt"), self.to_text())
+        write_file(Path(directory, "wer.json"), json.dumps(self.to_dict(), indent=2) + "\n")
 
 
 def score(
@@ -203,7 +202,8 @@ def write_text(path: str | Path, transcripts: Mapping[str, Sequence[str]]) -> No
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     lines = [" ".join((name, *transcripts[name])) + "\n" for name in sorted(transcripts)]
-    target.write_text("".join(lines), encoding="utf-8")
+    with naming(target):
+        target.write_text("".join(lines), encoding="utf-8")
 
 
 def _speaker_table(rows: Mapping[str, ErrorCounts]) -> list[str]:
