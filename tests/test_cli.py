@@ -276,6 +276,14 @@ def test_ctrl_c_says_how_to_go_on(fsachain, built, monkeypatch, command, work, h
     assert re.search(rf"\ninterrupted; give the same command again: it .*{how}", told)
 
 
+def test_ctrl_c_while_a_command_is_imported_says_so_too(fsachain, monkeypatch):
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fsachain.cli.app.import_module", interrupt)
+    assert "it goes on from the newest checkpoint" in fsachain("train data n.npz m").err
+
+
 def test_readme_lists_every_extra_that_a_message_names():
     root = Path(__file__).resolve().parent.parent
     text = "".join(path.read_text() for path in (root / "fsachain").rglob("*.py"))

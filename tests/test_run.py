@@ -17,6 +17,7 @@ import fsachain.progress as lines
 from fsachain.cli import EXIT_INTERRUPTED, EXIT_LEFT_OUT
 from fsachain.cli.config import Experiment
 from fsachain.decode.wer import read_text
+from fsachain.files import locked
 from fsachain.fsa import Fsa
 from fsachain.graph.numerator import load_numerators
 from fsachain.graph.patterns import parse_pattern
@@ -108,6 +109,18 @@ def test_options_that_a_training_refuses_are_forgotten(fsachain, exp, inputs):
     outcome = fsachain("run exp --set network.channels=16 --to train")
     assert outcome.status == 1 and "network.channels was 8, is 16" in outcome.err
     assert stages_of(fsachain.ok("run exp --to train").out) == []
+
+
+def test_a_second_run_in_a_folder_is_refused_while_the_first_works_and_changes_nothing(fsachain, exp, inputs):
+    fsachain.ok(f"run exp {inputs} --to graphs")
+    before = {path: path.read_bytes() for path in exp.rglob("*") if path.is_file()}
+    with locked(exp, "a run"):
+        outcome = fsachain(f"run exp {inputs} --seed 7")
+    assert (
+        outcome.status == 1 and "exp: a run is running in this folder; choose another or wait" in outcome.err
+    )
+    assert {path: path.read_bytes() for path in exp.rglob("*") if path.is_file()} == before
+    assert stages_of(fsachain.ok(f"run exp {inputs} --to train").out) == ["train"]
 
 
 def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, exp, inputs, monkeypatch):

@@ -85,6 +85,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        ctx.invoked_subcommand = cmd_name  # click says so after the import, which Ctrl-C may break off
         from fsachain.files import without_collector
 
         with without_collector():

@@ -65,7 +65,7 @@ from fsachain.cli.training_data import TrainingSet, read_training_set
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.errors import ConfigError, LeftOutError, counted
-from fsachain.files import parse_json, write_text
+from fsachain.files import locked, parse_json, write_text
 from fsachain.graph.decoding import Weights
 from fsachain.nn.network import num_parameters
 from fsachain.nn.word_network import train_word_network
@@ -366,22 +366,23 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
     skipped = list(stages)[: list(stages).index(names[0])]
     if skipped and begin is None:
         print(f"done before: {', '.join(skipped)}")
-    log = open_log(run.exp)
-    record_run(
-        log,
-        names,
-        seed=run.config.train.seed,
-        workers=run.resources.workers,
-        first=None if run.first is None else str(run.first.resolve()),
-        config=run.config.to_dict(),
-    )
-    done = {name: digest for name, digest in _kept(run.exp).get("done", {}).items() if name not in names}
     taken: dict[str, float] = {}
-    before = {path: path.read_bytes() for path in (run.exp / CONFIG, run.exp / RUN) if path.is_file()}
     with (
+        locked(run.exp, "a run"),
         nullcontext() if run.world.size == 1 else suppress(LeftOutError),
         run.resources.listing(run.exp / FAULTS_FILE),
     ):
+        log = open_log(run.exp)
+        record_run(
+            log,
+            names,
+            seed=run.config.train.seed,
+            workers=run.resources.workers,
+            first=None if run.first is None else str(run.first.resolve()),
+            config=run.config.to_dict(),
+        )
+        done = {name: digest for name, digest in _kept(run.exp).get("done", {}).items() if name not in names}
+        before = {path: path.read_bytes() for path in (run.exp / CONFIG, run.exp / RUN) if path.is_file()}
         for name in names:
             _keep(run, done)
             print(f"--- {name}", flush=True)
