@@ -345,6 +345,8 @@ def numerator_of_phones(
             fsa, origin = product(plain, normalization, math.log(floor))
         if not fsa.num_arcs:
             raise GraphError(f"{where}the normalization accepts no path of {' '.join(words)!r}")
+        if star_pdf is not None:
+            fsa, origin = _best_behind_stars(fsa, origin, star_pdf)
     return Numerator(
         fsa,
         words,
@@ -370,6 +372,32 @@ def _with_frames(expansion: Expansion, pdf: int) -> Expansion:
     starts += [False] * len(behind)
     found = Transducer.of_arcs(arcs, graph.final_log_prob, graph.start)
     return Expansion(found, phones, [*tags, *behind.values()], starts)
+
+
+def _best_behind_stars(
+    fsa: Fsa, origin: npt.NDArray[np.int64], star_pdf: int
+) -> tuple[Fsa, npt.NDArray[np.int64]]:
+    """Of the histories with which an arc of the transcript, `origin` [A], may follow a star, the best one alone.
+
+    With n-grams of a high order those are hundreds of arcs at a place, and no path weighs more with fewer. The best is the
+    arc that weighs most together with what follows it.
+    """
+    is_star = fsa.pdf == star_pdf
+    weight, best = fsa.log_prob, np.full(fsa.num_states, -np.inf)
+    following = fsa.final_log_prob.copy()
+    while not np.array_equal(best, following):
+        best = following.copy()
+        np.maximum.at(following, fsa.src, weight + best[fsa.dst])
+    behind = np.flatnonzero(np.isin(fsa.src, fsa.dst[is_star]) & ~is_star)
+    order = behind[np.lexsort((-(weight + best[fsa.dst])[behind], origin[behind], fsa.src[behind]))]
+    others = order[1:][
+        (fsa.src[order[1:]] == fsa.src[order[:-1]]) & (origin[order[1:]] == origin[order[:-1]])
+    ]
+    log_prob = weight.copy()
+    log_prob[others] = -np.inf
+    found = replace(fsa, pdf=np.arange(fsa.num_arcs), log_prob=log_prob).trim()
+    kept = found.pdf
+    return replace(found, pdf=fsa.pdf[kept]), origin[kept]
 
 
 def told_floored(count: int) -> str:

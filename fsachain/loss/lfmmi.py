@@ -98,7 +98,7 @@ def _lfmmi(given: SequenceCall) -> Terms:
     if with_gradient and given.denominator_scale == 1.0 and not given.boost:
         _warn_of_excess(values.numpy(), call.lengths, numerators.names)
     if with_gradient and next(_calls) % _LOOKS_EVERY == 0:
-        _warn_of_softmax(nnet_output, int(call.lengths[0]))
+        _warn_of_softmax(given.nnet_output, int(call.lengths[0]))
     return finish(given, call, found | {"values": values}, (gradient, numerator), term, EXCLUDED_OBJF)
 
 
