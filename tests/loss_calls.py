@@ -38,6 +38,9 @@ WEIGHTS = torch.full((6,), -0.5, requires_grad=True)
 LFMMI = LFMMILoss(DenominatorGraph(LOOP, num_pdfs=5), l2_regularize=0.01, xent_regularize=0.1)
 BOOSTED = LFMMILoss(DenominatorGraph(LOOP, num_pdfs=5), boost=0.5)
 VIEWS = LFMMILoss(DenominatorGraph(LOOP, num_pdfs=5), consistency=0.5)
+OF_FRAMES = Fsa(2, [0, 0, 1], [0, 1, 1], [0, 1, 5], [-0.5, -0.5, -3.0], [-np.inf, 0.0])
+STARS = TableBatch.pack([compile_table(OF_FRAMES, 6)] * 2)
+STARRED = LFMMILoss(DenominatorGraph(LOOP, num_pdfs=5).with_star(), l2_regularize=0.01, xent_regularize=0.1)
 MBR = MBRLoss(DenominatorGraph(LOOP, num_pdfs=5), l2_regularize=0.01)
 SCORES = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(7))
 ARCS = rnnt_lattice(torch.zeros(2, 4, 3, 5), TARGETS, FRAMES, COUNTS).arcs
@@ -66,6 +69,7 @@ LOSSES = {
     "accuracy": lambda y: expected_accuracy(BATCH, y, y.sigmoid(), FRAMES).sum(),
     "lfmmi": lambda y: LFMMI(y, FRAMES, BATCH, xent_log_probs=y.log_softmax(2)),
     "boosted": lambda y: BOOSTED(y, FRAMES, BATCH, frame_weights=torch.ones(2, 4)),
+    "star of frames": lambda y: STARRED(y, FRAMES, STARS, xent_log_probs=y.log_softmax(2)),
     "two views": lambda y: VIEWS(y, FRAMES, BATCH, views=2),
     "mbr": lambda y: MBR(y, FRAMES, BATCH),
     "ctc": lambda y: ctc_loss(y.log_softmax(2).transpose(0, 1), *GIVEN),

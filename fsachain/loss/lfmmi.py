@@ -128,9 +128,11 @@ def _star(given: SequenceCall) -> _Star:
 
     With a taken as a constant ds(t) / dy(t, p) = a(t, p).
     """
-    scores, frames = given.nnet_output.detach(), given.lengths
+    scores = given.nnet_output.detach()
     batch = TableBatch.share(find_batch(int(given.denominator_keys[0])).tables[0], len(scores))
-    call = dispatch.bind(batch, scores, frames, memory_budget=given.memory_budget, argument="nnet_output")
+    call = dispatch.bind(
+        batch, scores, given.lengths, memory_budget=given.memory_budget, argument="nnet_output"
+    )
     occupancy = new_buffer(scores, True)
 
     def denominator(batch: TableBatch, part: dispatch.Call, at: Any, out: Tensor) -> tuple[Tensor]:
@@ -138,7 +140,7 @@ def _star(given: SequenceCall) -> _Star:
 
     (log_z,) = by_denominator(given, call, denominator, occupancy)
     expected = torch.where(occupancy != 0, occupancy * scores, 0.0).sum(2, dtype=torch.float64)
-    count = frames.to(log_z.device).clamp(min=1)
+    count = call.place(np.maximum(call.lengths, 1).astype(np.float64))
     column = expected + ((log_z - expected.sum(1)) / count).unsqueeze(1)
     return _Star(torch.cat([scores, column.unsqueeze(2).to(scores.dtype)], 2), occupancy, call)
 
