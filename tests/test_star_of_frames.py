@@ -126,6 +126,15 @@ def test_the_star_scores_what_the_denominators_paths_do_and_its_derivative_is_th
         assert not leaf.grad[n, count:].any()
 
 
+@given(seed=st.integers(0, 2**32 - 1), frames=st.integers(1, 40), more=st.integers(0, 40))
+def test_nothing_beside_a_sequence_changes_a_bit_of_what_the_star_scores(seed, frames, more):
+    scores = torch.from_numpy(wide(seed, frames + more).astype(np.float32))
+    loss = LFMMILoss(STARRED, leaky_hmm_coefficient=0.1)
+    together = loss.with_star(scores, [frames + more, frames])
+    alone = loss.with_star(scores[1:, :frames], [frames])
+    assert torch.equal(together[1:, :frames], alone)
+
+
 def test_without_a_star_numerators_and_losses_are_the_plain_ones_to_the_bit():
     plain, same = (
         build_numerator(WORDS, LEXICON, TREE, normalization=NORMALIZATION, forgive=way).fsa

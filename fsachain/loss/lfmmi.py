@@ -141,7 +141,8 @@ def _star(given: SequenceCall) -> _Star:
     (log_z,) = by_denominator(given, call, denominator, occupancy)
     expected = torch.where(occupancy != 0, occupancy * scores, 0.0).sum(2, dtype=torch.float64)
     count = call.place(np.maximum(call.lengths, 1).astype(np.float64))
-    column = expected + ((log_z - expected.sum(1)) / count).unsqueeze(1)
+    total = expected.cumsum(1)[:, -1]  # in the order of frames, so that padding changes no bit
+    column = expected + ((log_z - total) / count).unsqueeze(1)
     return _Star(torch.cat([scores, column.unsqueeze(2).to(scores.dtype)], 2), occupancy, call)
 
 
