@@ -188,17 +188,14 @@ class ArcsByLevel:
             for (begin, stop), (low, high) in zip(pairwise(limits), pairwise(cuts.tolist()), strict=True)
         ]
 
-    def to_end(
-        self, rows: Floats, through: Callable[[slice, Floats], Floats], add: np.ufunc = np.minimum
-    ) -> Floats:
-        """The least costs from each state to the end, in place of `rows` [S, ...], which are those of ending there.
+    def to_end(self, rows: Floats, through: Callable[[slice, Floats], Floats]) -> Floats:
+        """The least costs from each state to the end, in place of `rows` [S, K], which are those of ending there.
 
-        `through` adds the costs of a slice of the arcs to `rows` behind them. `add` puts paths together, for other sums
-        than the least.
+        `through` adds the costs of a slice of the arcs to `rows` behind them.
         """
         for arcs, states, starts in self._levels:
-            paths = add.reduceat(through(arcs, rows[self.dst[arcs]]), starts, axis=0)
-            rows[states] = add(rows[states], paths)
+            best = np.minimum.reduceat(through(arcs, rows[self.dst[arcs]]), starts, axis=0)
+            rows[states] = np.minimum(rows[states], best)
         return rows
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import starmap
+from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from fsachain.decode.align import FrameTiming, align_utterance
 from fsachain.decode.decoder import Decoder
-from fsachain.decode.lattices import ArcsByLevel, Floats
 from fsachain.errors import ConfigError, DataError
+from fsachain.fsa import Floats
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
@@ -42,43 +42,61 @@ def word_posteriors(lattice: Lattice) -> list[WordPosterior]:
 
     A cycle, or no path to the end, is a DataError.
     """
-    begin = np.full(lattice.num_states, -np.inf)
+    src, dst, words = lattice.src.tolist(), lattice.dst.tolist(), lattice.word.tolist()
+    spends = (lattice.transition > 0).tolist()
+    log_prob, final = -lattice.cost, -lattice.final_cost
+    before: dict[int, set[int]] = {}
+    for state, following in zip(src, dst, strict=True):
+        before.setdefault(following, set()).add(state)
+    try:
+        states = list(TopologicalSorter(before).static_order())
+    except CycleError as error:
+        raise DataError(f"lattice: the states {error.args[1]} are a cycle; expected none") from error
+    rank = np.zeros(lattice.num_states, dtype=np.int64)
+    rank[states] = np.arange(len(states))
+    # All arcs into a state before those out of it.
+    order = np.argsort(rank[lattice.src], kind="stable").tolist()
+    weight = log_prob.tolist()
+
+    def sums(found: list[float], arcs: list[int], behind: list[int], ahead: list[int]) -> Floats:
+        """Log-sums by state, arc by arc."""
+        for arc in arcs:
+            low, high = sorted((found[ahead[arc]], found[behind[arc]] + weight[arc]))
+            found[ahead[arc]] = high if low == -math.inf else high + math.log1p(math.exp(low - high))
+        return np.array(found)
+
+    begin = [-math.inf] * lattice.num_states
     begin[lattice.start] = 0.0
-    src, dst, word, final = lattice.src, lattice.dst, lattice.word, -lattice.final_cost
-    log_prob, spends = -lattice.cost, np.where(lattice.transition > 0, 1.0, 0.0)
-    onward = ArcsByLevel(src, dst, lattice.num_states)
-    back = ArcsByLevel(dst, src, lattice.num_states)
-
-    def along(arcs: ArcsByLevel, ends: Floats, values: Floats, add: np.ufunc) -> Floats:
-        own = values[arcs.order]
-        return arcs.to_end(ends.copy(), lambda some, behind: own[some] + behind, add)
-
-    forward = along(back, begin, log_prob, np.logaddexp)
-    backward = along(onward, final, log_prob, np.logaddexp)
-    total = float(backward[lattice.start])
+    forward = sums(begin, order, src, dst)
+    total = float(np.logaddexp.reduce(forward + final))
     if not math.isfinite(total):
         raise DataError(f"lattice: the paths to the end have the total {total}; expected a finite one")
-    posterior = np.exp(forward[src] + log_prob + backward[dst] - total)
-    places = along(back, np.zeros(lattice.num_states), spends, np.maximum)[src].astype(np.int64)
-    to_end = along(onward, final, log_prob, np.maximum)
-    through = log_prob + to_end[dst]
-    taken = np.flatnonzero((through == to_end[src]) & (through > final[src]))
-    choice = np.full(lattice.num_states, -1)  # of each state the best arc; -1: it is best to end there
-    choice[src[taken]] = taken
+    backward = sums(final.tolist(), order[::-1], dst, src)
+    posterior = np.exp(forward[lattice.src] + log_prob + backward[lattice.dst] - total)
+    frame, choice, to_end = [0] * lattice.num_states, [-1] * lattice.num_states, final.tolist()
+    for arc in order:
+        frame[dst[arc]] = frame[src[arc]] + spends[arc]
+    for arc in order[::-1]:
+        through = to_end[dst[arc]] + weight[arc]
+        if through > to_end[src[arc]]:
+            to_end[src[arc]], choice[src[arc]] = through, arc
     best, arc = [], choice[lattice.start]
     while arc >= 0:
-        if word[arc]:
+        if words[arc]:
             best.append(arc)
         arc = choice[dst[arc]]
-    if not best:
-        return []
-    said = np.flatnonzero(word)
+    places = np.array(frame)[lattice.src]
+    said = np.flatnonzero(lattice.word)
     middles = 0.5 * (places[best][1:] + places[best][:-1])
     nearest = np.searchsorted(middles, places[said], side="right")
-    same = word[said] == word[best][nearest]
-    expected = np.bincount(nearest[same], posterior[said[same]], minlength=len(best))
-    rows = zip(word[best].tolist(), places[best].tolist(), np.minimum(1.0, expected).tolist(), strict=True)
-    return list(starmap(WordPosterior, rows))
+    expected = np.zeros(len(best))
+    for arc, which in zip(said.tolist(), nearest.tolist(), strict=True):
+        if best and words[arc] == words[best[which]]:
+            expected[which] += posterior[arc]
+    return [
+        WordPosterior(words[arc], int(places[arc]), min(1.0, float(value)))
+        for arc, value in zip(best, expected, strict=True)
+    ]
 
 
 class RecognisedWord(NamedTuple):

@@ -28,10 +28,9 @@ from test_forgiving_losses import (  # noqa: F401
 from test_loss import (  # noqa: F401
     test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence,
     test_an_impossible_sequence_leaves_every_sum,
-    test_every_field_of_the_record_follows_its_formula,
+    test_every_field_of_the_record_and_the_gradient_follow_their_formulas,
     test_num_minus_den_is_met_per_frame_at_every_scale,
     test_several_denominators_equal_separate_losses,
-    test_value_and_gradient_are_occupancies_of_boosted_scores_and_penalties_over_frames,
     test_what_stands_in_the_padding_changes_no_bit,
 )
 from test_memory_budget import test_sequences_without_frames_need_no_budget  # noqa: F401
