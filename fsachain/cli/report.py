@@ -84,7 +84,8 @@ def report(
     model = layout.model / FINAL_MODEL
 
     def look(utterances: Sequence[Utterance]) -> tuple[dict[str, Seen], dict[str, str]]:
-        return occupancies(layout, AcousticModel.load(model), utterances)
+        data = DataDir.read(layout.data["test"], allow_commands=allow_commands)
+        return occupancies(layout, AcousticModel.load(model), data, utterances)
 
     thresholds = gc.get_threshold()
     gc.freeze()  # neither what the imports left nor a picture half made is gone through again and again: a fourth
@@ -106,16 +107,15 @@ def report(
 
 
 def occupancies(
-    layout: Layout, model: AcousticModel, utterances: Sequence[Utterance]
+    layout: Layout, model: AcousticModel, data: DataDir, utterances: Sequence[Utterance]
 ) -> tuple[dict[str, Seen], dict[str, str]]:
-    """What numerator and denominator make of the utterances, by phone, and for those that have no path the reason."""
+    """What numerator and denominator make of utterances of `data`, by phone, and for those that have no path the reason."""
     lang = load_lang(layout.lang)
     check_lang(model, lang)
     denominator = load_denominator(lang, layout.graphs)
-    data = DataDir(tuple(utterances))
-    numerators, faults = build_numerators(lang, data, denominator.normalization_fsa())
+    numerators, faults = build_numerators(lang, DataDir(tuple(utterances)), denominator.normalization_fsa())
     reasons = {fault.id: fault.reason for fault in faults}
-    outputs = model.outputs(model.examples(data))
+    outputs = _network_outputs(model, data, utterances)
     leak = model.experiment.loss.at(1.0)["leaky_hmm_coefficient"]
     seen = {}
     reasons |= {name: f"utterance {name!r}: has no frames" for name in numerators if name not in outputs}
@@ -245,12 +245,20 @@ def _with_utterance(path: Path, utterance: str, allow_commands: bool) -> tuple[D
     raise DataError(f"utterance {utterance!r} is not among the {len(data)} of the data directory")
 
 
-def _network_output(model: AcousticModel, data: DataDir, one: Utterance) -> NDArray[np.float32]:
-    """[T, P]; DataError if the utterance has no frames."""
+def _network_outputs(
+    model: AcousticModel, data: DataDir, utterances: Sequence[Utterance]
+) -> dict[str, NDArray[np.float32]]:
+    """[T, P] by id of utterances of `data`, but of those without frames."""
+    speakers, ids = {one.speaker for one in utterances}, {one.id for one in utterances}
     # Statistics of a speaker need all that this speaker says; others take the utterance alone.
     by_speaker = model.cmvn.config.scope == "speaker"
-    kept = data.select(lambda other: other.speaker == one.speaker if by_speaker else other is one)
-    outputs = model.outputs([example for example in model.examples(kept) if example.id == one.id])
+    kept = data.select(lambda one: one.speaker in speakers if by_speaker else one.id in ids)
+    return model.outputs([example for example in model.examples(kept) if example.id in ids])
+
+
+def _network_output(model: AcousticModel, data: DataDir, one: Utterance) -> NDArray[np.float32]:
+    """[T, P]; DataError if the utterance has no frames."""
+    outputs = _network_outputs(model, data, [one])
     if one.id not in outputs:
         raise DataError(f"utterance {one.id!r} has no frames")
     return outputs[one.id]
