@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -103,6 +104,16 @@ def test_rescoring_the_lattices_of_decode_is_rescoring_a_search(fsachain, model,
         assert (tmp_path / "kept" / name).read_text() == (tmp_path / "anew" / name).read_text()
     heard = fsachain(f"transcribe {MODEL} said/a.wav --format text --open-vocabulary {given}").out.split()
     assert heard == (decoded / "hyp.txt").read_text().split()
+    heard = (decoded / "dev" / "hyp.txt").read_text()
+    (decoded / "dev" / "hyp.txt").write_text(heard + "z\n")
+    failed = fsachain(f"{rescore} kept --dev said --lattices decoded")
+    assert failed.status == 1 and "dev: was made of utterance 'z', which is not in the data set" in failed.err
+    (decoded / "dev" / "hyp.txt").write_text(heard)
+    (decoded / "dev" / "lattices.ark").write_bytes(b"")
+    failed = fsachain(f"{rescore} kept --dev said --lattices decoded")
+    assert failed.status == 1 and re.search(
+        r"lattices.ark: no lattice of '\w+', of which hyp.txt", failed.err
+    )
     (decoded / "weights.json").unlink()
     failed = fsachain(f"{rescore} kept --dev said --lattices decoded")
     assert failed.status == 1 and "no weights.json" in failed.err

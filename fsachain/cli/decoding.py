@@ -338,7 +338,7 @@ class Recogniser:
         def rescorer(data: DataDir, folder: Path | None) -> tuple[DataDir, Rescorer]:
             found: Mapping[str, Lattice | None]
             if folder is not None:
-                found = _kept_lattices(folder)
+                found = _kept_lattices(folder, data)
                 data = data.select(lambda utterance: utterance.id in found)
             else:
                 data, outputs = network_outputs(self.model, data, self.resources)
@@ -396,12 +396,20 @@ def _kept_weights(folder: Path) -> Weights:
         raise DataError(f"{path}: not the weights of a search") from error
 
 
-def _kept_lattices(folder: Path) -> dict[str, Lattice | None]:
-    """Of the utterances that were scored; None: there is none."""
-    names = read_text(_kept_file(folder, "hyp.txt"))
-    found = read_table(_kept_file(folder, "lattices.ark"), read_lattice)
-    lattices = {name: lattice.expanded() for name, lattice in found}
-    return {name: lattices.get(name) for name in names}
+def _kept_lattices(folder: Path, data: DataDir) -> dict[str, Lattice | None]:
+    """Of the utterances of `data` that were scored; None: there is none."""
+    heard = read_text(_kept_file(folder, "hyp.txt"))
+    path = _kept_file(folder, "lattices.ark")
+    lattices = {name: lattice.expanded() for name, lattice in read_table(path, read_lattice)}
+    known = data.transcripts
+    for name, words in heard.items():
+        if name not in known:
+            raise DataError(
+                f"{folder}: was made of utterance {name!r}, which is not in the data set; expected that which was decoded"
+            )
+        if words and name not in lattices:
+            raise DataError(f"{path}: no lattice of {name!r}, of which hyp.txt has words; it was cut short")
+    return {name: lattices.get(name) for name in heard}
 
 
 @command(model=TRAINED, data=DATA, out=OUT)
