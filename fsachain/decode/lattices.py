@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -241,6 +243,22 @@ def write_openfst_lattices(path: str | Path, lattices: Mapping[str, Lattice]) ->
     far = require("pywrapfst", extra="graph").FarWriter.create(str(path), arc_type="standard")
     for name in sorted(lattices):  # a FAR is sorted by key
         far.add(name, as_transducer(lattices[name]).to_openfst())
+    del far  # writes the index of keys at the end
+    # Where the disk is full OpenFst goes on.
+    if lattices and _num_in_far(path) < len(lattices):
+        raise OSError(errno.EIO, "not all could be written; is the disk full?", str(path))
+
+
+def _num_in_far(path: str | Path) -> int:
+    """Of the FSTs that can be read."""
+    fst, found = require("pywrapfst", extra="graph"), 0
+    with suppress(fst.FstError):
+        far = fst.FarReader.open(str(path))
+        while not (far.done() or far.error()):
+            far.get_fst()
+            found += 1
+            far.next()
+    return found
 
 
 def as_transducer(lattice: Lattice) -> Transducer:
