@@ -19,6 +19,7 @@ from fsachain.denominator import normalization_with_star
 from fsachain.errors import ConfigError
 from fsachain.graph.denominator import build_denominator
 from fsachain.graph.forgive import forgive
+from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import phone_loop
 
 STARRED = DENOMINATOR.with_star()
@@ -200,3 +201,23 @@ def test_where_no_star_of_frames_can_be_is_told():
         STARRED.with_star()
     with pytest.raises(ConfigError, match="the denominator has no star; expected that of"):
         LFMMILoss(DENOMINATOR).with_star(torch.zeros(1, 2, TREE.num_pdfs), [2])
+
+
+def test_with_a_large_n_gram_one_history_stays_around_a_star_and_no_path_weighs_more(monkeypatch):
+    generator = np.random.default_rng(3)
+    said = [generator.integers(1, TREE.num_phones + 1, 8).tolist() for _ in range(40)]
+    graph = DenominatorGraph(build_denominator(estimate_phone_lm(said, 4, 100, 3), TREE), TREE.num_pdfs)
+    how = {"normalization": graph.normalization_fsa(), "forgive": FORGIVING[2]}
+    few = build_numerator(["a", "ab"], LEXICON, TREE, **how).fsa
+    plain = Scorer(
+        build_numerator(["a", "ab"], LEXICON, TREE, normalization=how["normalization"]).fsa, log_add
+    )
+    monkeypatch.setattr(
+        "fsachain.graph.numerator._best_around_stars", lambda fsa, origin, star_pdf: (fsa, origin)
+    )
+    every = build_numerator(["a", "ab"], LEXICON, TREE, **how).fsa
+    assert 3 * few.num_arcs < 2 * every.num_arcs
+    kept, whole, constant = Scorer(few, log_add), Scorer(every, log_add), FORGIVING[2].constant(2)
+    for pdfs in itertools.product(range(TREE.num_pdfs + 1), repeat=4):
+        least = plain(pdfs) + constant if TREE.num_pdfs not in pdfs else -math.inf
+        assert least - tolerances.ENUMERATION <= kept(pdfs) <= whole(pdfs) + tolerances.ENUMERATION

@@ -346,7 +346,7 @@ def numerator_of_phones(
         if not fsa.num_arcs:
             raise GraphError(f"{where}the normalization accepts no path of {' '.join(words)!r}")
         if star_pdf is not None:
-            fsa, origin = _best_behind_stars(fsa, origin, star_pdf)
+            fsa, origin = _best_around_stars(fsa, origin, star_pdf)
     return Numerator(
         fsa,
         words,
@@ -374,30 +374,47 @@ def _with_frames(expansion: Expansion, pdf: int) -> Expansion:
     return Expansion(found, phones, [*tags, *behind.values()], starts)
 
 
-def _best_behind_stars(
+def _best_around_stars(
     fsa: Fsa, origin: npt.NDArray[np.int64], star_pdf: int
 ) -> tuple[Fsa, npt.NDArray[np.int64]]:
-    """Of the histories with which an arc of the transcript, `origin` [A], may follow a star, the best one alone.
+    """Of the histories with which a star may begin, an arc of the transcript may follow it, or silence may end, the best.
 
-    With n-grams of a high order those are hundreds of arcs at a place, and no path weighs more with fewer. The best is the
-    arc that weighs most together with what follows it.
+    With n-grams of a high order those are hundreds of arcs at a place, and no path weighs more with fewer. `origin` [A] are
+    the arcs of the transcript. Histories before a star or an end are those that one arc of it leads to, from one state.
     """
-    is_star = fsa.pdf == star_pdf
-    weight, best = fsa.log_prob, np.full(fsa.num_states, -np.inf)
-    following = fsa.final_log_prob.copy()
+    src, dst, weight, final = fsa.src, fsa.dst, fsa.log_prob, fsa.final_log_prob
+    is_loop, is_star = src == dst, fsa.pdf == star_pdf
+    best, following = np.full(fsa.num_states, -np.inf), final.copy()
     while not np.array_equal(best, following):
         best = following.copy()
-        np.maximum.at(following, fsa.src, weight + best[fsa.dst])
-    behind = np.flatnonzero(np.isin(fsa.src, fsa.dst[is_star]) & ~is_star)
-    order = behind[np.lexsort((-(weight + best[fsa.dst])[behind], origin[behind], fsa.src[behind]))]
-    others = order[1:][
-        (fsa.src[order[1:]] == fsa.src[order[:-1]]) & (origin[order[1:]] == origin[order[:-1]])
-    ]
+        np.maximum.at(following, src, weight + best[dst])
+    entering = np.full(fsa.num_states, -1)
+    entering[dst[~is_loop]] = np.flatnonzero(~is_loop)
+    entered_once = np.bincount(dst[~is_loop], minlength=fsa.num_states) == 1
+    before = [src[entering], origin[entering]]
     log_prob = weight.copy()
-    log_prob[others] = -np.inf
-    found = replace(fsa, pdf=np.arange(fsa.num_arcs), log_prob=log_prob).trim()
+    log_prob[
+        _all_but_best(np.isin(src, dst[is_star]) & ~is_star, weight + best[dst], [src, origin])
+    ] = -np.inf
+    begins = is_star & ~is_loop & entered_once[src]
+    groups = [dst, *(group[src] for group in before)]
+    log_prob[_all_but_best(begins, weight + weight[entering][src], groups)] = -np.inf
+    ends = final.copy()
+    ends[_all_but_best(np.isfinite(final) & entered_once, final + weight[entering], before)] = -np.inf
+    found = replace(fsa, pdf=np.arange(fsa.num_arcs), log_prob=log_prob, final_log_prob=ends).trim()
     kept = found.pdf
     return replace(found, pdf=fsa.pdf[kept]), origin[kept]
+
+
+def _all_but_best(
+    chosen: npt.NDArray[np.bool_], total: npt.NDArray[np.float64], groups: Sequence[npt.NDArray[Any]]
+) -> npt.NDArray[np.int64]:
+    """Of the places that are `chosen`, all but that of the largest total among those whose entries in `groups` are equal."""
+    places = np.flatnonzero(chosen)
+    places = places[np.lexsort((-total[places], *(group[places] for group in groups)))]
+    is_same = np.all([group[places[1:]] == group[places[:-1]] for group in groups], axis=0)
+    found: npt.NDArray[np.int64] = places[1:][is_same]
+    return found
 
 
 def told_floored(count: int) -> str:
