@@ -114,11 +114,11 @@ class _Star(NamedTuple):
     call: dispatch.Call
 
     def folded(self, derivative: Tensor) -> Tensor:
-        """From the derivative [N, T, P + 1] by all scores, or an empty one, that by the network's: see `_star`."""
+        """From the derivative [N, T, P + 1] by all scores, or an empty one, that by the network's, which `occupancy` becomes."""
         if not len(derivative):
             return derivative
         size = self.occupancy.shape[2]
-        return derivative[..., :size] + derivative[..., size:] * self.occupancy
+        return self.occupancy.mul_(derivative[..., size:]).add_(derivative[..., :size])
 
 
 def _star(given: SequenceCall) -> _Star:
@@ -139,7 +139,8 @@ def _star(given: SequenceCall) -> _Star:
         return (part.add_occupancy(batch, given.leaky_hmm_coefficient, None, out).log_prob,)
 
     (log_z,) = by_denominator(given, call, denominator, occupancy)
-    expected = torch.where(occupancy != 0, occupancy * scores, 0.0).sum(2, dtype=torch.float64)
+    # A score that is not finite has no occupancy, and 0 times it is NaN.
+    expected = (occupancy * scores).nan_to_num_(0.0, 0.0, 0.0).sum(2).double()
     count = call.place(np.maximum(call.lengths, 1).astype(np.float64))
     total = expected.cumsum(1)[:, -1]  # in the order of frames, so that padding changes no bit
     column = expected + ((log_z - total) / count).unsqueeze(1)
