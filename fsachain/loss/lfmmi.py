@@ -114,7 +114,7 @@ class _Star(NamedTuple):
     call: dispatch.Call
 
     def folded(self, derivative: Tensor) -> Tensor:
-        """From the derivative [N, T, P + 1] by all scores, or an empty one, that by the network's; `occupancy` becomes it."""
+        """From the derivative [N, T, P + 1], or an empty one, that by the network's scores; `occupancy` becomes it."""
         if not len(derivative):
             return derivative
         size = self.occupancy.shape[2]
