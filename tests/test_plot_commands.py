@@ -2,18 +2,24 @@
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+import tolerances
 from cli_fixtures import run_command as run
 from cli_fixtures import save_untrained
 from plot_inputs import epoch, lattice_inputs
 
 from fsachain.cli import EXIT_USER_ERROR
+from fsachain.cli.model import AcousticModel
+from fsachain.cli.report import occupancies
+from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.ctm import read_ctm, textgrid_name
 from fsachain.fsa import Fsa
 from fsachain.plot import save_figure
+from fsachain.report.collect import Layout
 
 TEXT = {"u1": "yes no", "u2": "no", "a/../b": "no no yes"}
 
@@ -151,3 +157,15 @@ def test_a_textgrid_says_what_the_ctm_files_say(exp):
 def test_no_utterance_leaves_the_folder(tmp_path, name):
     path = (tmp_path / textgrid_name(name)).resolve()
     assert path.parent == tmp_path.resolve() and path.suffix == ".TextGrid"
+
+
+def test_a_report_looks_at_an_utterance_beside_all_that_its_speaker_says(exp):
+    read = DataDir.read(exp / "data").utterances
+    data = DataDir(tuple(replace(one, speaker="s") for one in read))
+    layout, model = Layout.find(exp, test=exp / "data"), AcousticModel.load(exp / "model.safetensors")
+    seen, _ = occupancies(layout, model, data, data.utterances)
+    name = next(iter(seen))
+    alone, _ = occupancies(layout, model, data, [one for one in data.utterances if one.id == name])
+    assert list(alone) == [name]
+    ours, all_of_them = (found[name].occupancies.denominator for found in (alone, seen))
+    np.testing.assert_allclose(ours, all_of_them, atol=tolerances.NETWORK_FLOAT32)
