@@ -11,10 +11,10 @@ from edit_scripts import STAR, spoken_scripts
 from graph_paths import Scorer, join, log_add
 from hypothesis import given
 from hypothesis import strategies as st
-from test_forgive import DENOMINATOR, LEXICON, LM, LONGEST, NORMALIZATION, SIL, TREE
+from test_forgive import DENOMINATOR, ENTRIES, LEXICON, LM, LONGEST, NORMALIZATION, SIL, TREE
 
 import fsachain
-from fsachain import ContextTree, DenominatorGraph, Forgiveness, LFMMILoss, Topology, build_numerator
+from fsachain import ContextTree, DenominatorGraph, Forgiveness, Lexicon, LFMMILoss, Topology, build_numerator
 from fsachain.denominator import normalization_with_star
 from fsachain.errors import ConfigError
 from fsachain.graph.denominator import build_denominator
@@ -203,21 +203,25 @@ def test_where_no_star_of_frames_can_be_is_told():
         LFMMILoss(DENOMINATOR).with_star(torch.zeros(1, 2, TREE.num_pdfs), [2])
 
 
-def test_with_a_large_n_gram_one_history_stays_around_a_star_and_no_path_weighs_more(monkeypatch):
+@pytest.mark.parametrize(
+    ("words", "silence", "options"),
+    [(["a"], "SIL", FORGIVING[2]), (["a", "ab"], "SIL", FORGIVING[2]), (["a"], None, FORGIVING[0])],
+)
+def test_with_a_large_n_gram_one_history_stays_around_a_star_and_no_path_weighs_more(
+    words, silence, options, monkeypatch
+):
+    lexicon = Lexicon.from_entries(ENTRIES, silence=silence, silence_prob=0.3)
+    tree = ContextTree.monophone(lexicon.phones, Topology.chain())
     generator = np.random.default_rng(3)
-    said = [generator.integers(1, TREE.num_phones + 1, 8).tolist() for _ in range(40)]
-    graph = DenominatorGraph(build_denominator(estimate_phone_lm(said, 4, 100, 3), TREE), TREE.num_pdfs)
-    how = {"normalization": graph.normalization_fsa(), "forgive": FORGIVING[2]}
-    few = build_numerator(["a", "ab"], LEXICON, TREE, **how).fsa
-    plain = Scorer(
-        build_numerator(["a", "ab"], LEXICON, TREE, normalization=how["normalization"]).fsa, log_add
-    )
-    monkeypatch.setattr(
-        "fsachain.graph.numerator._best_around_stars", lambda fsa, origin, star_pdf: (fsa, origin)
-    )
-    every = build_numerator(["a", "ab"], LEXICON, TREE, **how).fsa
-    assert 3 * few.num_arcs < 2 * every.num_arcs
-    kept, whole, constant = Scorer(few, log_add), Scorer(every, log_add), FORGIVING[2].constant(2)
-    for pdfs in itertools.product(range(TREE.num_pdfs + 1), repeat=4):
-        least = plain(pdfs) + constant if TREE.num_pdfs not in pdfs else -math.inf
+    said = [generator.integers(1, tree.num_phones + 1, 8).tolist() for _ in range(40)]
+    graph = DenominatorGraph(build_denominator(estimate_phone_lm(said, 4, 100, 3), tree), tree.num_pdfs)
+    how = {"lexicon": lexicon, "tree": tree, "normalization": graph.normalization_fsa()}
+    few = build_numerator(words, forgive=options, **how).fsa
+    plain = Scorer(build_numerator(words, **how).fsa, log_add)
+    monkeypatch.setattr("fsachain.graph.numerator._best_around_stars", lambda fsa, origin, *_: (fsa, origin))
+    every = build_numerator(words, forgive=options, **how).fsa
+    assert few.num_arcs < every.num_arcs or silence is None
+    kept, whole, constant = Scorer(few, log_add), Scorer(every, log_add), options.constant(len(words))
+    for pdfs in itertools.product(range(tree.num_pdfs + 1), repeat=4):
+        least = plain(pdfs) + constant if tree.num_pdfs not in pdfs else -math.inf
         assert least - tolerances.ENUMERATION <= kept(pdfs) <= whole(pdfs) + tolerances.ENUMERATION

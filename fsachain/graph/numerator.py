@@ -346,7 +346,8 @@ def numerator_of_phones(
         if not fsa.num_arcs:
             raise GraphError(f"{where}the normalization accepts no path of {' '.join(words)!r}")
         if star_pdf is not None:
-            fsa, origin = _best_around_stars(fsa, origin, star_pdf)
+            is_silence = np.equal(expansion.arc_phone, lexicon.silence_phone or len(lexicon.phones) + 1)
+            fsa, origin = _best_around_stars(fsa, origin, star_pdf, is_silence[origin])
     return Numerator(
         fsa,
         words,
@@ -375,12 +376,13 @@ def _with_frames(expansion: Expansion, pdf: int) -> Expansion:
 
 
 def _best_around_stars(
-    fsa: Fsa, origin: npt.NDArray[np.int64], star_pdf: int
+    fsa: Fsa, origin: npt.NDArray[np.int64], star_pdf: int, is_silence: npt.NDArray[np.bool_]
 ) -> tuple[Fsa, npt.NDArray[np.int64]]:
     """Of the histories with which a star may begin, an arc of the transcript may follow it, or silence may end, the best.
 
     With n-grams of a high order those are hundreds of arcs at a place, and no path weighs more with fewer. `origin` [A] are
     the arcs of the transcript. Histories before a star or an end are those that one arc of it leads to, from one state.
+    Before an end they are those of silence [A] alone: others are of words that are right.
     """
     src, dst, weight, final = fsa.src, fsa.dst, fsa.log_prob, fsa.final_log_prob
     is_loop, is_star = src == dst, fsa.pdf == star_pdf
@@ -400,7 +402,11 @@ def _best_around_stars(
     groups = [dst, *(group[src] for group in before)]
     log_prob[_all_but_best(begins, weight + weight[entering][src], groups)] = -np.inf
     ends = final.copy()
-    ends[_all_but_best(np.isfinite(final) & entered_once, final + weight[entering], before)] = -np.inf
+    ends[
+        _all_but_best(
+            np.isfinite(final) & entered_once & is_silence[entering], final + weight[entering], before
+        )
+    ] = -np.inf
     found = replace(fsa, pdf=np.arange(fsa.num_arcs), log_prob=log_prob, final_log_prob=ends).trim()
     kept = found.pdf
     return replace(found, pdf=fsa.pdf[kept]), origin[kept]

@@ -18,9 +18,8 @@ from fsachain.graph.transducer import remove_epsilons
 from fsachain.openfst import Transducer, rows
 
 NO_WORD = -1
-FRAMES = Transducer.of_arcs(
-    [(0, 1, 0, 0, 0.0)], np.array([-math.inf, 0.0])
-)  # a star of frames, which are no phone
+# A star of frames, which are no phone.
+FRAMES = Transducer.of_arcs([(0, 1, 0, 0, 0.0)], np.array([-math.inf, 0.0]))
 WORDS_PER_STAR = 3  # what is missing between two words is often more than one
 
 
