@@ -146,14 +146,18 @@ ASKS_FOR_2 = DecisionTree((Table(2, (1,)), Leaf(0)))
         (lambda: WIDE["triphone"].pdf_in((1, 2), 0), "expected 3 phones"),
         (lambda: WIDE["triphone"].pdf_in((1, 0, 2), 0), r"no pdf for class 0 of the phones \(1, 0, 2\)"),
         (lambda: EMPTY.accumulate(FRAMES, [AlignedPhone(3, 0, 1)]), r"phone 3 in the frames \[0, 1\)"),
-        (
-            lambda: EMPTY.accumulate(FRAMES, [AlignedPhone(1, 0, 2), AlignedPhone(1, 1, 5)]),
-            r"phone 1 in the frames \[1, 5\) after frame 2 of 4",
-        ),
     ],
 )  # fmt: skip
 def test_refuses_by_name(make, message):
     refuses(GraphError, message, make)
+
+
+def test_an_utterance_with_a_phone_out_of_order_is_refused_and_none_of_it_added():
+    found, phones = BiphoneStatistics(2, CHAIN, 3), [AlignedPhone(1, 0, 2), AlignedPhone(1, 1, 5)]
+    refuses(
+        GraphError, r"phone 1 in the frames \[1, 5\) after frame 2 of 4", found.accumulate, FRAMES, phones
+    )
+    assert not found.count.any()
 
 
 def test_features_of_another_width_and_too_many_pdfs_are_refused():

@@ -65,27 +65,30 @@ class BiphoneStatistics:
             frames: [T, F], at the rate of the network output, so that first frames are first frames.
             phones: in order of time, in units of these frames.
 
-        Raises:
+        Raises (nothing is added then):
             ShapeError: frames of another width.
             GraphError: a phone that is unknown, or spans that do not lie in the frames in order.
         """
         values = np.asarray(frames, dtype=np.float64)
         if values.ndim != 2 or values.shape[1] != self.sum.shape[-1]:
             raise ShapeError(f"frames have shape {list(values.shape)}; expected [T, {self.sum.shape[-1]}]")
-        left = end = 0
+        end = 0
         for phone in phones:
             if not 1 <= phone.phone < len(self.count) or not end <= phone.start <= phone.end <= len(values):
                 raise GraphError(
                     f"phone {phone.phone} in the frames [{phone.start}, {phone.end}) after frame {end} of {len(values)}: "
                     f"expected ids in [1, {len(self.count) - 1}] and spans in order of time"
                 )
+            end = phone.end
+        left = 0
+        for phone in phones:
             for pdf_class, span in self._classes(phone):
                 part = values[span]
                 key = (phone.phone, left, pdf_class)
                 self.count[key] += len(part)
                 self.sum[key] += part.sum(axis=0)
                 self.squares[key] += (part * part).sum(axis=0)
-            left, end = phone.phone, phone.end
+            left = phone.phone
 
     def _classes(self, phone: AlignedPhone) -> list[tuple[int, slice]]:
         states, length = self.topology.states, phone.end - phone.start
