@@ -83,17 +83,18 @@ def test_where_all_sequences_are_excluded_the_total_is_zero_and_is_divided_by_mi
 
 @pytest.mark.parametrize(("is_divided", "factor"), [(False, 2.0), (True, -8.0)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("order", [1, -1], ids=["first is ok", "first is not"])
 def test_derivatives_are_those_of_the_reference_where_a_sequence_is_ok_and_zero_elsewhere(
-    dtype, is_divided, factor
+    order, dtype, is_divided, factor
 ):
-    scores = large_scores(dtype=dtype)
-    expected = np.where(OK[:, None, None], np.ones(scores.shape), 0.0)
+    scores, ok, log_probs = large_scores(dtype=dtype), OK[::order], (NUM[::order].copy(), DEN[::order].copy())
+    expected = np.where(ok[:, None, None], np.ones(scores.shape), 0.0)
     for n, length in enumerate(LENGTHS):
         expected[n, length:] = 0.0
-    reference.add_penalties(scores, LENGTHS, np.where(OK, WEIGHTS, 0.0), FACTORS, expected)
+    reference.add_penalties(scores, LENGTHS, np.where(ok, WEIGHTS, 0.0), FACTORS, expected)
     device = HostDevice()
     out = on_device(device, np.ones_like(scores))
-    run(device, on_device(device, scores), out=out, is_divided=is_divided)
+    run(device, on_device(device, scores), log_probs=log_probs, out=out, is_divided=is_divided)
     np.testing.assert_allclose(read(out), factor * expected, rtol=tolerances.LOG_PROB_RELATIVE)
 
 
