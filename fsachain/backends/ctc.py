@@ -216,17 +216,18 @@ def make_problem(
     delay_penalty: float,
     names: str = "",
     forgive: Forgiveness = NOTHING,
+    scores: str = "log_probs [T, N, C]",
 ) -> CtcProblem:
     """Check the arguments of `fsachain.loss.ctc.ctc_loss`, whose errors these are; but the labels, see `check_labels`.
 
-    shape: N, T, C. names: of the utterances, one in a line; empty for numbers.
+    shape: N, T, C. names: of the utterances, one in a line; empty for numbers. scores: name and layout, for messages.
     """
     size, num_frames, num_classes = shape
     if not size:
         raise ShapeError("log_probs has no sequences; expected at least one")
     if not 0 <= blank < num_classes:
         raise ConfigError(f"blank = {blank}; expected a class of log_probs, 0 to {num_classes - 1}")
-    frames = _check_counts("input_lengths", frame_counts, size, num_frames, "the frames of log_probs", names)
+    frames = _check_counts("input_lengths", frame_counts, size, num_frames, f"the frames of {scores}", names)
     check_topology(topology)
     if log_prior.size and (log_prior.shape != (num_classes,) or not np.isfinite(log_prior).all()):
         raise ShapeError(
@@ -269,8 +270,8 @@ def _check_counts(
 ) -> Integers:
     if counts.shape != (size,) or counts.dtype.kind not in "iu":
         raise ShapeError(
-            f"{argument} has shape {list(counts.shape)} and dtype {counts.dtype}; expected {size} integers, one for each "
-            "sequence of log_probs"
+            f"{argument} has shape {list(counts.shape)} and dtype {counts.dtype}; expected {size} integers, for each "
+            f"sequence {what}"
         )
     values = counts.tolist()
     if min(values) < 0 or max(values) > most:

@@ -157,7 +157,8 @@ def _problem(
     some = (blank + 1) % num_classes if num_classes else 0
     counts, shape = (frame_counts, label_counts), (size, num_frames, num_classes)
     plain = np.where(stars, some, labels)
-    problem = make_problem(plain, *counts, shape, blank, topology, np.empty(0), 0.0, names)
+    layout = "log_probs [B, T, C]"
+    problem = make_problem(plain, *counts, shape, blank, topology, np.empty(0), 0.0, names, scores=layout)
     check_labels(problem)
     width = problem.labels.shape[1]
     stars = stars[:, :width] & (np.arange(width) < problem.label_counts[:, None])

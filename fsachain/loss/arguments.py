@@ -49,14 +49,16 @@ def spans(given: Any) -> list[Span]:
     return list(zip(*starts, *ends, strict=True))
 
 
-def check_logits(logits: Any, name: str, dimensions: tuple[int, ...]) -> None:
+PADDED, PACKED = "[N, T, U + 1, V]", "[sum of T_n (U_n + 1), V]"  # layouts of logits
+
+
+def check_logits(logits: Any, name: str, *layouts: str) -> None:
     if not isinstance(logits, Tensor):
         raise ShapeError(f"{name} is a {type(logits).__name__}; expected a torch tensor")
     if not logits.is_floating_point():
         raise ShapeError(f"{name} has dtype {logits.dtype}; expected float16, bfloat16, float32 or float64")
-    if logits.ndim not in dimensions:
-        wanted = " or ".join(str(count) for count in dimensions)
-        raise ShapeError(f"{name} has shape {list(logits.shape)}; expected {wanted} dimensions")
+    if logits.ndim not in [layout.count(",") + 1 for layout in layouts]:
+        raise ShapeError(f"{name} has shape {list(logits.shape)}; expected {' or '.join(layouts)}")
     if not (logits.is_cpu or logits.is_cuda):
         raise BackendUnavailable(f"{name} is on {logits.device}; expected a CPU or CUDA tensor")
 
@@ -258,8 +260,8 @@ def _sequences(shape: list[int], spans: list[Span], num_targets: int, is_pruned:
     cells = num_targets + 1 if is_pruned else labels
     if most >= cells:
         raise ShapeError(
-            f"logits has shape {shape}; expected U + 1 = {most + 1} or more in its third dimension, one more than the "
-            "largest of target_lengths"
+            f"logits has shape {shape}; expected U + 1 = {most + 1} or more in its third dimension ({PADDED}), one "
+            "more than the largest of target_lengths"
         )
     return np.array(
         [
@@ -300,11 +302,13 @@ def check_frames(given: Given, encoder: list[int], predictor: list[int]) -> None
 
 def _check_padded(spans: list[Span], shape: list[int], name: str) -> None:
     if shape[0] != len(spans):
-        raise ShapeError(f"{name} has {shape[0]} sequences (shape {shape}); expected {len(spans)}")
+        raise ShapeError(
+            f"{name} has {shape[0]} sequences (shape {shape}, [N, T, ...]); expected {len(spans)}"
+        )
     for n, (_, _, frames, _) in enumerate(spans):
         if frames > shape[1]:
             raise ShapeError(
-                f"logit_lengths[{n}] = {frames}; expected 0 to {shape[1]}, the frames of {name} {shape}"
+                f"logit_lengths[{n}] = {frames}; expected 0 to {shape[1]}, the T of {name} [N, T, ...] = {shape}"
             )
 
 

@@ -112,8 +112,8 @@ def transducer_loss(
         ShapeError: shapes that do not fit; also the joiner's.
         ConfigError: an option with an illegal value; a joiner that needs `parameters` and has none.
     """
-    for name, tensor in (("encoder_out", encoder_out), ("predictor_out", predictor_out)):
-        arguments.check_logits(tensor, name, (3,))
+    arguments.check_logits(encoder_out, "encoder_out", "[N, T, D]")
+    arguments.check_logits(predictor_out, "predictor_out", "[N, U + 1, E]")
     arguments.check_beside(predictor_out, "predictor_out", encoder_out, "encoder_out")
     arguments.check_topology(rnnt_type)
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)

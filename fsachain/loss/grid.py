@@ -126,8 +126,8 @@ mutual_information = Operator(_mutual_information, _fake_mutual_information, _mu
 
 def check_arcs(px: Tensor, py: Tensor, suffix: str = "") -> tuple[int, int, int, bool]:
     """B, S, T, and whether a symbol takes a frame; `suffix` ends the names in messages."""
-    for tensor, name in ((px, f"px{suffix}"), (py, f"py{suffix}")):
-        check_logits(tensor, name, (3,))
+    check_logits(px, f"px{suffix}", "[B, S, T + 1]", "[B, S, T]")
+    check_logits(py, f"py{suffix}", "[B, S + 1, T]")
     check_beside(py, f"py{suffix}", px, f"px{suffix}")
     size, labels, last = px.shape
     frames = py.shape[2]

@@ -261,8 +261,8 @@ def check_simple(
     rnnt_type: RnntType,
     delay_penalty: float,
 ) -> Simple:
-    check_logits(lm, "lm", (3,))
-    check_logits(am, "am", (3,))
+    check_logits(lm, "lm", "[B, S + 1, C]")
+    check_logits(am, "am", "[B, T, C]")
     check_beside(lm, "lm", am, "am")
     check_topology(rnnt_type)
     size, frames, width = am.shape
@@ -441,7 +441,7 @@ def rnnt_loss_pruned(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    arguments.check_logits(logits, "logits", (4,))
+    arguments.check_logits(logits, "logits", "[B, T, s_range, C]")
     arguments.check_topology(rnnt_type)
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
     targets = arguments.integers_there(symbols, "symbols", logits.device)

@@ -389,7 +389,7 @@ def rnnt_loss(
         ConfigError: an option with an illegal value.
         BackendUnavailable: a device that cannot be used.
     """
-    arguments.check_logits(logits, "logits", (4, 2))
+    arguments.check_logits(logits, "logits", arguments.PADDED, arguments.PACKED)
     arguments.check_topology(rnnt_type)
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
     blank = arguments.class_index(blank, logits.shape[-1], "blank")
@@ -580,7 +580,7 @@ def rnnt_lattice(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    arguments.check_logits(logits, "logits", (4,))
+    arguments.check_logits(logits, "logits", arguments.PADDED)
     arguments.check_topology(rnnt_type)
     blank = arguments.class_index(blank, logits.shape[-1], "blank")
     given = arguments.given(logits, targets, logit_lengths, target_lengths)

@@ -17,6 +17,7 @@ from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import arguments
 from fsachain.loss.rnnt import RnntCall, TransducerLattice, lattice_of, rnnt_call, rnnt_losses
 
+_EITHER = arguments.PADDED, arguments.PACKED
 _Given = tuple[Tensor, Any, Any, Any]  # logits, targets and the lengths of both
 
 
@@ -26,9 +27,9 @@ def _loss(call: RnntCall, reduction: str, clamp: float, fastemit_lambda: float, 
     return rnnt_losses(call._replace(fastemit=fastemit, clamp=limit, inplace=inplace, reduction=reduction))
 
 
-def _hat(given: _Given, blank: int, dimensions: tuple[int, ...], backend: BackendName) -> RnntCall:
+def _hat(given: _Given, blank: int, layouts: tuple[str, ...], backend: BackendName) -> RnntCall:
     logits = given[0]
-    arguments.check_logits(logits, "logits", dimensions)
+    arguments.check_logits(logits, "logits", *layouts)
     width = logits.shape[-1]
     if width < 2:
         raise ConfigError(f"logits has {width} classes; expected the blank and at least one label")
@@ -55,7 +56,9 @@ def hat_lattice(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    return lattice_of(_hat((logits, targets, logit_lengths, target_lengths), blank, (4,), backend))
+    return lattice_of(
+        _hat((logits, targets, logit_lengths, target_lengths), blank, (arguments.PADDED,), backend)
+    )
 
 
 def hat_loss(
@@ -79,7 +82,7 @@ def hat_loss(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    call = _hat((logits, targets, logit_lengths, target_lengths), blank, (4, 2), backend)
+    call = _hat((logits, targets, logit_lengths, target_lengths), blank, _EITHER, backend)
     return _loss(call, reduction, clamp, fastemit_lambda, inplace)
 
 
@@ -88,11 +91,11 @@ def _tdt(
     durations: Sequence[int],
     blank: int,
     sigma: float,
-    dimensions: tuple[int, ...],
+    layouts: tuple[str, ...],
     backend: BackendName,
 ) -> RnntCall:
     logits = given[0]
-    arguments.check_logits(logits, "logits", dimensions)
+    arguments.check_logits(logits, "logits", *layouts)
     lengths = _check_durations(durations, 0, "durations")
     width = logits.shape[-1] - len(lengths)
     if width < 1:
@@ -129,7 +132,7 @@ def tdt_lattice(
         ShapeError, ConfigError: an argument that cannot be used.
     """
     given = logits, targets, logit_lengths, target_lengths
-    return lattice_of(_tdt(given, durations, blank, sigma, (4,), backend))
+    return lattice_of(_tdt(given, durations, blank, sigma, (arguments.PADDED,), backend))
 
 
 def tdt_loss(
@@ -160,7 +163,7 @@ def tdt_loss(
         ShapeError, ConfigError: an argument that cannot be used.
     """
     given = logits, targets, logit_lengths, target_lengths
-    call = _tdt(given, durations, blank, sigma, (4, 2), backend)
+    call = _tdt(given, durations, blank, sigma, _EITHER, backend)
     return _loss(call, reduction, clamp, fastemit_lambda, inplace)
 
 
@@ -190,7 +193,7 @@ def multi_blank_loss(
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
     """
-    arguments.check_logits(logits, "logits", (4, 2))
+    arguments.check_logits(logits, "logits", *_EITHER)
     width = logits.shape[-1]
     frames = _check_durations(big_blanks.values(), 2, "big_blanks")
     own = [arguments.class_index(index, width, "big_blanks") for index in big_blanks]
