@@ -111,6 +111,18 @@ def test_options_that_a_training_refuses_are_forgotten(fsachain, exp, inputs):
     assert stages_of(fsachain.ok("run exp --to train").out) == []
 
 
+def test_a_stage_that_fails_on_its_data_leaves_those_behind_it_done(fsachain, exp, inputs, recorded):
+    """They are as the right data made them; but what --from asks for is made anew, also after a failure."""
+    fsachain.ok(f"run exp {inputs}")
+    (recorded / "wrong.txt").write_text("no\n")
+    assert_one_line(fsachain("run exp --lexicon wrong.txt"), "wrong.txt")
+    assert_one_line(fsachain(f"run other {inputs} --first exp"), "holds no training that is done")
+    right = fsachain.ok("run exp --lexicon lexicon.txt")
+    assert stages_of(right.out) == ["lang"] and "done before: features, graphs, train, decode" in right.out
+    assert_one_line(fsachain("run exp --lexicon wrong.txt --from lang --to train"), "wrong.txt")
+    assert stages_of(fsachain.ok("run exp --lexicon lexicon.txt").out) == FIRST[:4]
+
+
 def test_a_second_run_in_a_folder_is_refused_while_the_first_works_and_changes_nothing(fsachain, exp, inputs):
     fsachain.ok(f"run exp {inputs} --to graphs")
     before = {path: path.read_bytes() for path in exp.rglob("*") if path.is_file()}

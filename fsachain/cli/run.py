@@ -347,7 +347,7 @@ def _kept(exp: Path) -> dict[str, Any]:
 
 
 def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
-    """Run the stages from `begin` (default: the first that is not done) to `end`, and print what each takes.
+    """Run the stages from `begin` to `end`, by default those that are not done, and print what each takes.
 
     Under torchrun all processes run those of `TOGETHER`; the first runs the others, and the rest wait for it. Utterances
     that are left out end in a LeftOutError, but not under torchrun, which takes it for a crash.
@@ -363,7 +363,8 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
     if not names:
         print(f"{run.exp}: all is done")
         return
-    skipped = list(stages)[: list(stages).index(names[0])]
+    done = dict(_kept(run.exp).get("done", {}))
+    skipped = [name for name, digest in digests.items() if done.get(name) == digest]
     if skipped and begin is None:
         print(f"done before: {', '.join(skipped)}")
     taken: dict[str, float] = {}
@@ -381,9 +382,11 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
             first=None if run.first is None else str(run.first.resolve()),
             config=run.config.to_dict(),
         )
-        done = {name: digest for name, digest in _kept(run.exp).get("done", {}).items() if name not in names}
+        if begin is not None:  # all are to be made anew, also where one of them fails
+            done = {name: digest for name, digest in done.items() if name not in names}
         before = {path: path.read_bytes() for path in (run.exp / CONFIG, run.exp / RUN) if path.is_file()}
         for name in names:
+            done.pop(name, None)
             _keep(run, done)
             print(f"--- {name}", flush=True)
             started = time.perf_counter()
@@ -416,8 +419,7 @@ def _chosen(run: Run, digests: Mapping[str, str], begin: str | None, end: str | 
             raise ConfigError(f"{given} {name}: this run has the stages {', '.join(names)}")
     last = len(names) if end is None else names.index(end) + 1
     if begin is None:
-        start = next((place for place, name in enumerate(names) if done.get(name) != digests[name]), last)
-        return names[start:last]
+        return [name for name in names[:last] if done.get(name) != digests[name]]
     start = names.index(begin)
     for name in names[:start]:
         if name not in done:
@@ -481,7 +483,7 @@ def run(
     """
     if first is not None and first.resolve() == exp.resolve():
         raise ConfigError(f"--first {first}: is EXP itself; expected another folder")
-    if first is not None and "train" not in _kept(first).get("done", {}):
+    if first is not None and not {*FIRST_PASS, "train"} <= {*_kept(first).get("done", {})}:
         raise ConfigError(
             f"--first {first}: holds no training that is done; expected the folder of a first pass"
         )
