@@ -15,6 +15,7 @@ import numpy as np
 from fsachain.cli import EXIT_LEFT_OUT, call, describe, exit_status
 from fsachain.decode.wer import read_text, write_text
 from fsachain.errors import FsachainError
+from fsachain.train.world import World
 from recipes.pipeline.corpus import GRAMMAR, RESCORING, SPLITS, prepare_data_dirs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -42,7 +43,7 @@ def run_recipe(
     """Prepare the corpus where that is not done, then run all stages; returns the exit status of `fsachain run`.
 
     `recipe` is the folder with config.yaml; `prepare` writes the corpus (`recipes.pipeline.corpus`), and `made_of` is what
-    it depends on beside its arguments.
+    it depends on beside its arguments. Under torchrun the first process prepares, and the others wait for it.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m recipes {recipe.name}",
@@ -65,13 +66,14 @@ def run_recipe(
     wanted = json.dumps({**sources, **(made_of or {})})
     prepared = data / PREPARED
     try:
-        if not prepared.is_file() or prepared.read_text(encoding="utf-8") != wanted:
-            print("--- prepare", flush=True)
-            prepared.unlink(missing_ok=True)
-            prepare(corpus, data, options.seed)
-            if options.shuffle_transcripts:
-                shuffle(data / "train" / "text", options.seed)
-            prepared.write_text(wanted, encoding="utf-8")
+        with World.from_environment() as world, world.first("the corpus"):
+            if not prepared.is_file() or prepared.read_text(encoding="utf-8") != wanted:
+                print("--- prepare", flush=True)
+                prepared.unlink(missing_ok=True)
+                prepare(corpus, data, options.seed)
+                if options.shuffle_transcripts:
+                    shuffle(data / "train" / "text", options.seed)
+                prepared.write_text(wanted, encoding="utf-8")
     except (FsachainError, OSError) as error:
         print(f"error: {describe(error)}", file=sys.stderr)
         return exit_status(error)

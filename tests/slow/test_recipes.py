@@ -1,5 +1,7 @@
 """The recipes in small: a few recordings, a narrow network, one epoch, all stages; and how their corpora are prepared."""
 
+import os
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -107,6 +109,33 @@ def download(tmp_path_factory):
                 tone = 0.1 * np.sin(2 * np.pi * (200 + 50 * digit + take) * time)
                 soundfile.write(folder / "recordings" / f"{digit}_{speaker}_{take}.wav", tone, SAMPLE_RATE)
     return folder
+
+
+SLOWLY = """
+import sys, time
+from recipes.pipeline.corpus import prepare_data_dirs
+from recipes.pipeline.main import REPOSITORY, run_recipe
+def prepare(*given):
+    time.sleep(4)  # in which the other process comes here, too
+    prepare_data_dirs(*given)
+sys.exit(run_recipe(REPOSITORY / "recipes" / "prompts", prepare, sys.argv[1:]))
+"""
+
+
+def test_one_of_two_processes_prepares_and_the_other_waits(recorded):
+    (recorded / "slowly.py").write_text(SLOWLY)
+    corpus = recorded / "corpus"
+    for split in ("train", "dev", "test"):
+        shutil.copytree(recorded / "data", corpus / split)
+    (corpus / "lang").mkdir()
+    shutil.copy(recorded / "lexicon.txt", corpus / "lang")
+    program = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = ["--corpus", corpus, "--exp", recorded / "exp", "--to", "lang"]
+    here = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    command, environment = [*program, recorded / "slowly.py", *options], {**os.environ, **here}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("--- prepare") == done.stdout.count("--- lang") == 1
 
 
 def test_prepared_download_is_a_corpus(download, tmp_path):
