@@ -66,6 +66,19 @@ def test_windows_give_the_best_path_of_the_whole(kind, words, pace, block, seed)
     np.testing.assert_array_equal(margins, scores[np.arange(num_frames), whole.pdfs[0]] - scores.max(axis=1))
 
 
+def test_a_frame_that_misleads_at_the_end_of_a_window_is_decided_by_what_comes_behind_it():
+    """It sounds like the next phone, which begins three frames later: without them the path would be there already."""
+    tree = tree_of("monophone")
+    phones = "y e s n o o e m".split()
+    pdfs = [tree.pdf(LEXICON.phone_id(phone), frame) for phone in phones for frame in (0, *[1] * 7)]
+    scores = scores_along(pdfs, tree.num_pdfs, -5.0)
+    scores[29, pdfs[32]] = 6.0
+    numerator = numerator_of(["yes", "no", "oh", "em"], tree)
+    aligner = LongAligner(numerator, tree.num_pdfs, window=30, lookahead=15)
+    aligner.accept(scores)
+    assert numerator.fsa.pdf[aligner.finish()[0]].tolist() == pdfs
+
+
 @pytest.mark.parametrize("kind", ["monophone", "biphone", "ctc"])
 def test_what_the_text_lacks_goes_to_the_filler_and_other_words_keep_their_times(kind):
     """Forty words, and after the twentieth eighty frames of a phone that the text has not."""
