@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from cli_fixtures import ARPA, save_untrained
+from cli_fixtures import ARPA, assert_one_line, save_untrained
 
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.lattices import as_transducer
@@ -104,18 +104,28 @@ def test_rescoring_the_lattices_of_decode_is_rescoring_a_search(fsachain, model,
         assert (tmp_path / "kept" / name).read_text() == (tmp_path / "anew" / name).read_text()
     heard = fsachain(f"transcribe {MODEL} said/a.wav --format text --open-vocabulary {given}").out.split()
     assert heard == (decoded / "hyp.txt").read_text().split()
+    wider = {**SETTINGS, "network": {**SETTINGS["network"], "channels": 16}}
+    save_untrained(tmp_path / "wider" / "wider.safetensors", tmp_path / "lang", wider)
+    for other, what in (
+        (f"{rescore} kept --dev said", "language model"),
+        (f"{rescore} kept {search} --arpa words.arpa", "language model"),
+        (f"rescore wider/wider.safetensors said words.arpa kept {search}", "model"),
+    ):
+        assert_one_line(fsachain(f"{other} --lattices decoded"), f"lattices are of another {what}; expected")
+    (decoded / "made_with.json").unlink()
+    fsachain.ok(f"{rescore} kept {search} --lattices decoded")  # of an earlier version, nobody knows
     heard = (decoded / "dev" / "hyp.txt").read_text()
     (decoded / "dev" / "hyp.txt").write_text(heard + "z\n")
-    failed = fsachain(f"{rescore} kept --dev said --lattices decoded")
+    failed = fsachain(f"{rescore} kept {search} --lattices decoded")
     assert failed.status == 1 and "dev: was made of utterance 'z', which is not in the data set" in failed.err
     (decoded / "dev" / "hyp.txt").write_text(heard)
     (decoded / "dev" / "lattices.ark").write_bytes(b"")
-    failed = fsachain(f"{rescore} kept --dev said --lattices decoded")
+    failed = fsachain(f"{rescore} kept {search} --lattices decoded")
     assert failed.status == 1 and re.search(
         r"lattices.ark: no lattice of '\w+', of which hyp.txt", failed.err
     )
     (decoded / "weights.json").unlink()
-    failed = fsachain(f"{rescore} kept --dev said --lattices decoded")
+    failed = fsachain(f"{rescore} kept {search} --lattices decoded")
     assert failed.status == 1 and "no weights.json" in failed.err
 
 

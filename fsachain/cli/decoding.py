@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_low
-from typing import Any
+from typing import Any, cast
 
 import click
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from fsachain.cli.graphs import any_phones, build_numerators, normalization_option, phones_per_loop_option
 from fsachain.cli.lang import Lang
@@ -46,6 +48,7 @@ from fsachain.fsa import Fsa
 from fsachain.graph.decoding import DecodingGraph, Weights
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.grammar import NgramScores, grammar_from_arpa, word_loop
+from fsachain.graph.numerator import made_with
 from fsachain.graph.open_vocabulary import open_grammar, spelling_model, spelt_out, words_and_pieces
 from fsachain.graph.patterns import Pattern, alternatives_as_text, build_pattern_numerator, optional
 from fsachain.kaldi.archive import read_table, read_value
@@ -53,13 +56,15 @@ from fsachain.kaldi.lattice import Lattice, read_lattice
 from fsachain.nn.word_network import WordNetwork
 from fsachain.openfst import Transducer, grammar_over, read_fst, read_symbols
 from fsachain.progress import counter
+from fsachain.train.checkpoint import checksum_of
 
 Outputs = Mapping[str, NDArray[np.float32]]
 KEYWORD_BATCH = 32
 TUNED = ("tuning.txt", "tuning.json")
 SCORED = ("hyp.txt", "wer.txt", "wer.json")
 WEIGHTS = "weights.json"
-KEPT = ("words.txt", "words.ctm", WEIGHTS)
+MADE_WITH = "made_with.json"  # digests of what a search depends on
+KEPT = ("words.txt", "words.ctm", WEIGHTS, MADE_WITH)
 DEV = "dev"  # folder, in that of a decoding
 MOST_SEARCHES = 5  # of a development set
 LATTICES = {"kaldi": (write_kaldi_lattices, "ark"), "openfst": (write_openfst_lattices, "far")}
@@ -209,6 +214,18 @@ class Recogniser:
     graphs: DecodingGraphs
     resources: Resources
 
+    @property
+    def made_with(self) -> dict[str, str]:
+        """Digests of what its lattices depend on, which are kept beside them."""
+        graphs, lang = self.graphs, self.graphs.lang
+        grammar = hashlib.sha256(" ".join(map(str, graphs.words)).encode())
+        grammar.update(Transducer.from_openfst(graphs.grammar).to_bytes())
+        return {
+            "model": checksum_of(cast(nn.Module, self.model.network).state_dict()),
+            "lexicon": made_with(lang.lexicon, lang.tree)["lexicon"],
+            "language model": grammar.hexdigest(),
+        }
+
     def tune(self, data: DataDir, out: Path, keep: bool = False) -> TuningResult:
         """Choose LM weight and penalties on a development set; writes tuning.txt and tuning.json to `out`.
 
@@ -283,6 +300,7 @@ class Recogniser:
             names = enumerate(("<eps>", *graphs.words))
             write_file(out / "words.txt", "".join(f"{word} {number}\n" for number, word in names))
             write_file(out / WEIGHTS, json.dumps(weights._asdict()) + "\n")
+            write_file(out / MADE_WITH, json.dumps(self.made_with, indent=1) + "\n")
             heard, entries, lang = dict.fromkeys(searched, ()), [], graphs.lang
             for name, lattice in track(list(searched.items()), "times of words"):
                 if lattice is not None:
@@ -333,6 +351,7 @@ class Recogniser:
         share = config.network_share
         new = ngram if network is None else NetworkScores(network, ngram, lexicon.words, share)
         if kept is not None:
+            _check_made_with(kept, self.made_with)
             weights = _kept_weights(kept)
 
         def rescorer(data: DataDir, folder: Path | None) -> tuple[DataDir, Rescorer]:
@@ -394,6 +413,18 @@ def _kept_weights(folder: Path) -> Weights:
         return Weights(**parse_json(path.read_bytes(), str(path))).check()
     except TypeError as error:
         raise DataError(f"{path}: not the weights of a search") from error
+
+
+def _check_made_with(folder: Path, digests: Mapping[str, str]) -> None:
+    """Earlier versions kept none."""
+    path = folder / MADE_WITH
+    before = parse_json(path.read_bytes(), str(path)) if path.is_file() else digests
+    other = [name for name in digests if not isinstance(before, Mapping) or before.get(name) != digests[name]]
+    if other:
+        raise DataError(
+            f"{folder}: its lattices are of another {' and another '.join(other)}; expected model, lexicon, --arpa, "
+            "--grammar and --open-vocabulary of the search"
+        )
 
 
 def _kept_lattices(folder: Path, data: DataDir) -> dict[str, Lattice | None]:

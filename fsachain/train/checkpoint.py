@@ -114,7 +114,7 @@ def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: 
     """All or nothing; see `fsachain.files.replacing`."""
     owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(header)
-    metadata = {"format": FORMAT, "header": text, "checksum": _checksum(owned, text)}
+    metadata = {"format": FORMAT, "header": text, "checksum": checksum_of(owned, text)}
     content = require("safetensors.torch", extra="recipes").save(owned, metadata=metadata)
     with replacing(path) as file:
         file.write(content)
@@ -134,7 +134,7 @@ def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
     if kind not in (FORMAT, WITHOUT_CHECKSUM):
         raise DataError(f"{path}: expected format {FORMAT!r}, got {kind and kind[:80]!r}")
     checksum = metadata.get("checksum")
-    if (kind == FORMAT or checksum is not None) and checksum != _checksum(tensors, text):
+    if (kind == FORMAT or checksum is not None) and checksum != checksum_of(tensors, text):
         raise DataError(f"{path}: cannot read the checkpoint: its checksum is wrong, the file is damaged")
     tensors.pop(_PADDING, None)
     header = parse_json(text, str(path))
@@ -151,7 +151,7 @@ def check_header_size(path: str | Path) -> None:
         raise ValueError(f"a header of {length} bytes; expected at most {MAX_HEADER_BYTES}")
 
 
-def _checksum(tensors: Mapping[str, torch.Tensor], header: str) -> str:
+def checksum_of(tensors: Mapping[str, torch.Tensor], header: str = "") -> str:
     """SHA-256 of the header and of name, type, shape and bytes of every tensor."""
     digest = hashlib.sha256(header.encode("utf-8"))
     for name in sorted(tensors):
