@@ -193,6 +193,7 @@ def test_another_stream_waits_for_a_resident_upload_and_its_memory_for_that_stre
     gc.collect()
     (again, event, on), (waited, stream, for_it) = (call[:3] for call in world.of(*names)[2:])
     assert (again, on, waited, stream, event) == (names[0], other.ptr, names[1], home, for_it)
+    assert {device for _, device, *_ in world.of("cudaEventCreate")} == {world.indices[1]}
 
 
 @contextmanager
@@ -303,6 +304,43 @@ def test_memory_comes_from_the_pool_of_the_callers_library(world, monkeypatch):
         own.launch(kernel(), 1, 32, 0, [])
     where = [call[2:4] for call in world.of("clear_rows")]
     assert where == [(index, 1234), (world.indices[0], stream.ptr)]
+
+
+@pytest.fixture
+def torch_block(monkeypatch):
+    """Of 64 bytes, with memory of the host in the place of a device's."""
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, dtype, device: empty(size, dtype=dtype))
+    return cuda_memory.TorchBlock(0, 60)
+
+
+def test_memory_of_torch_is_kept_for_the_stream_that_uses_it_the_default_one_too(torch_block, monkeypatch):
+    """Of the default stream's pointer, which is 0, `torch.cuda.ExternalStream` makes a new stream."""
+    device, kept = torch.device("cuda", 1), []
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda *given: given)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda of: ("default", of))
+    torch_block._tensor = SimpleNamespace(device=device, record_stream=kept.append)
+    for pointer in (1234, 0):
+        torch_block.hold_for(SimpleNamespace(ptr=pointer))
+    assert kept == [(1234, device), ("default", device)]
+
+
+def test_what_a_function_of_autograd_has_in_memory_of_torch_may_be_written_to(torch_block):
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, values):
+            return torch_block.array(16, "float64", (3,)).copy_(values)
+
+        @staticmethod
+        def backward(ctx, factor):
+            return factor
+
+    values = torch.arange(3.0, dtype=torch.float64).requires_grad_()
+    result = Function.apply(values)
+    assert result.data_ptr() == torch_block.pointer + 16
+    result *= 2
+    result.sum().backward()
+    assert result.tolist() == [0.0, 2.0, 4.0] and values.grad.tolist() == [2.0] * 3
 
 
 def test_the_reason_why_there_is_no_cuda_backend_is_named(world, monkeypatch):

@@ -340,7 +340,7 @@ int runtime_cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, int, 
   return kSuccess;
 }
 int runtime_cudaEventCreateWithFlags(void** event, unsigned) {
-  tell("cudaEventCreate");
+  tell("cudaEventCreate", current);
   return make_handle(event);
 }
 int runtime_cudaEventQuery(void*) {

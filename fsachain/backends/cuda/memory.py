@@ -59,12 +59,16 @@ class TorchBlock:
         of_type: torch.dtype = getattr(torch, dtype)
         first = offset // of_type.itemsize
         flat = self._tensor.view(of_type).as_strided((math.prod(shape),), (1,), first)
-        return flat if len(shape) == 1 else flat.view(shape)
+        # `.data` is no view for torch, which lets nobody write to one that a function of autograd returns.
+        return (flat if len(shape) == 1 else flat.view(shape)).data
 
     def hold_for(self, stream: Any) -> None:
         import torch
 
-        self._tensor.record_stream(torch.cuda.ExternalStream(stream.ptr, device=self._tensor.device))
+        here = self._tensor.device
+        # The default stream's pointer is 0, of which torch would make a new stream.
+        user = torch.cuda.ExternalStream(stream.ptr, here) if stream.ptr else torch.cuda.default_stream(here)
+        self._tensor.record_stream(user)
 
 
 class CupyBlock:
@@ -73,7 +77,8 @@ class CupyBlock:
     def __init__(self, device_index: int, num_bytes: int) -> None:
         import cupy
 
-        with cupy.cuda.Device(device_index):
+        self._device = cupy.cuda.Device(device_index)
+        with self._device:
             self._home = cupy.cuda.get_current_stream()
             self._memory = cupy.cuda.alloc(max(num_bytes, 1))
         if self._home.is_capturing():  # cupy's pool knows nothing of graphs, torch's does
@@ -92,7 +97,8 @@ class CupyBlock:
     def __del__(self) -> None:
         # The pool reuses the memory for its home stream, which therefore waits for the others first.
         for stream in getattr(self, "_users", ()):
-            self._home.wait_event(stream.record())
+            with self._device:  # whose events their streams record
+                self._home.wait_event(stream.record())
 
 
 class Memory:
