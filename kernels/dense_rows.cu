@@ -1,6 +1,6 @@
 // Passes over whole arrays [N, T, P], of which each element is read or written once.
 //
-// Block (c, n) works on frames ROWS c .. ROWS c + ROWS - 1 of sequence n, a warp on a frame, its lanes along the pdfs. No
+// Block (n, c) works on frames ROWS c .. ROWS c + ROWS - 1 of sequence n, a warp on a frame, its lanes along the pdfs. No
 // barrier but those of a warp.
 //
 // Shared memory, of `spread_rows` alone: ELEMENT tile[blockDim.x / 32][TILE].
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256)
                long long out_by_frame, long long out_by_pdf) {
   using namespace fsachain;
   const int kTogether = 4;  // loads of a lane that are under way at the same time
-  const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
+  const long long n = blockIdx.x, first = static_cast<long long>(blockIdx.y) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
   const ELEMENT factor = static_cast<ELEMENT>(factors[n * factor_step]);
   if (factor == ELEMENT(1) && static_cast<const void*>(values) == static_cast<const void*>(out)) return;
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 long long out_by_sequence, long long out_by_frame, long long out_by_pdf) {
   using namespace fsachain;
   const int lane = threadIdx.x % 32;
-  const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
+  const long long n = blockIdx.x, first = static_cast<long long>(blockIdx.y) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
   const int* pdfs = lists + n * (2 + num_pdfs) + 2;
   const int columns = pdfs[-2], length = pdfs[-1];
@@ -99,7 +99,7 @@ extern "C" __global__ void __launch_bounds__(256)
     clear_rows(OUT* out, long long by_sequence, long long by_frame, long long by_pdf, long long num_frames,
                long long num_pdfs, const long long* lengths, const unsigned char* ok, const double* weights) {
   using namespace fsachain;
-  const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
+  const long long n = blockIdx.x, first = static_cast<long long>(blockIdx.y) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
   const bool has_values = ok[n] && (weights == nullptr || weights[n] != 0.0);
   const long long written = !has_values ? 0 : lengths == nullptr ? num_frames : lengths[n];

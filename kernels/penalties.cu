@@ -2,7 +2,7 @@
 // and the derivative of -1/2 l2 and -1/2 out_of_range times w times these, which is added to the gradient; and all that a
 // loss adds up over its sequences.
 //
-// Block (c, n) works on frames ROWS c .. ROWS c + ROWS - 1 of sequence n, a warp on a frame, its lanes along the pdfs. Which
+// Block (n, c) works on frames ROWS c .. ROWS c + ROWS - 1 of sequence n, a warp on a frame, its lanes along the pdfs. Which
 // thread adds what, and so every bit, depends on the sequence's own length and the number of pdfs alone. Sums are in float64;
 // where l2 is 0, a score within the limit costs a comparison and no float64 instruction.
 //
@@ -54,13 +54,13 @@ __device__ __forceinline__ void add_score(Real y, const Penalty& penalty, double
 
 }  // namespace fsachain
 
-// sums [N][gridDim.x][2]: both of each block of each sequence, without the weight; blocks past its end write nothing.
+// sums [N][gridDim.y][2]: both of each block of each sequence, without the weight; blocks past its end write nothing.
 extern "C" __global__ void __launch_bounds__(256)
     penalties(const ELEMENT* scores, long long by_sequence, long long by_frame, long long by_pdf, long long num_pdfs,
               const double* lengths, double l2, double out_of_range, double limit, double* sums) {
   using namespace fsachain;
-  const long long n = blockIdx.y, length = static_cast<long long>(lengths[n]);
-  const long long first = static_cast<long long>(blockIdx.x) * ROWS, last = length < first + ROWS ? length : first + ROWS;
+  const long long n = blockIdx.x, length = static_cast<long long>(lengths[n]);
+  const long long first = static_cast<long long>(blockIdx.y) * ROWS, last = length < first + ROWS ? length : first + ROWS;
   if (first >= last) return;
   const Elements elements{scores, by_sequence, by_frame, by_pdf};
   const Penalty penalty{l2, out_of_range, limit};
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256)
   squares = block_sum(squares, parts);
   excesses = block_sum(excesses, parts);
   if (threadIdx.x == 0) {
-    double* place = sums + 2 * (n * gridDim.x + blockIdx.x);
+    double* place = sums + 2 * (n * gridDim.y + blockIdx.y);
     place[0] = squares;
     place[1] = excesses;
   }
@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(256)
                     const unsigned char* ok, double l2, double out_of_range, double limit, const double* frame_weights,
                     const double* factor, const double* divisor, ELEMENT* out, long long out_by_sequence, long long out_by_frame, long long out_by_pdf) {
   using namespace fsachain;
-  const long long n = blockIdx.y, first = static_cast<long long>(blockIdx.x) * ROWS;
+  const long long n = blockIdx.x, first = static_cast<long long>(blockIdx.y) * ROWS;
   const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
   const double weight = weights[n], of_all = divisor ? factor[0] / divisor[0] : factor[0];
   const Penalty penalty{l2, out_of_range, limit};

@@ -15,9 +15,11 @@ from random_graphs import left_to_right_graph
 from refusals import refuses
 
 from fsachain import BackendUnavailable, available_backends, compile_table, kernels
+from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import device as cuda_device
+from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.cuda import memory as cuda_memory
-from fsachain.backends.cuda.device import KernelSpec, Limits, macros
+from fsachain.backends.cuda.device import DeviceArray, KernelSpec, Limits, macros
 from tools.cuda_on_host import libcuda, skip_reason
 
 pytestmark = pytest.mark.skipif(skip_reason() is not None, reason=str(skip_reason()))
@@ -111,6 +113,21 @@ def test_a_text_without_the_kernel_and_a_cubin_of_another_device_are_refused(wor
         cubin, _ = compiler.compile_using_nvrtc(code)
     with world.cupy.cuda.Device(old), pytest.raises(driver.CUDADriverError, match="the cubin is for sm_90"):
         driver.moduleLoadData(cubin)
+
+
+def test_rows_of_more_sequences_than_the_second_dimension_of_a_grid_holds_are_launched(world):
+    size, device = 70_000, world.device(which=0)
+    assert size > cuda_grid.MAX_GRID_Y
+    rows = DeviceArray(256, "float32", (size, 40, 5), (200, 5, 1), None)
+    each = DeviceArray(256, "float64", (size,), (1,), None)
+    cuda.scale_rows(device, rows, each, rows)
+    cuda.spread_rows(device, rows, each, each, rows)
+    cuda.clear_rows(device, rows, each)
+    factors, out = (0.1, 0.1, 30.0), cuda.LossTerms(*[each] * 4)
+    cuda.loss_terms(device, rows, 40, each, (each, each), 1.0, -10.0, factors, None, True, out)
+    cuda.finish_gradient(device, rows, rows, each, each, factors, None, each, None, rows)
+    names = "scale_rows", "spread_rows", "clear_rows", "penalties", "finish_gradient"
+    assert [call[:2] for call in world.of(*names)] == [(name, 2 * size) for name in names]
 
 
 def test_blocks_that_wait_for_one_another_are_launched_together_or_not_at_all(world):

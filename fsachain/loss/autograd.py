@@ -288,6 +288,14 @@ def new_buffer(scores: Tensor, wanted: bool) -> Tensor:
     return torch.zeros(scores.shape if wanted else (0, 0, 0), dtype=kind, device=scores.device)
 
 
+def add_at(into: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    """`into.scatter_add_(2, index, values)`, on a device too in an order of its own, which atomic additions have not."""
+    if into.is_cpu:
+        return into.scatter_add_(2, index, values)
+    first, second = (torch.arange(count, device=into.device) for count in index.shape[:2])
+    return into.index_put_((first.view(-1, 1, 1), second.view(-1, 1), index), values, accumulate=True)
+
+
 def _rows_scaled(
     values: Tensor, factors: Tensor, like: Tensor, lists: Tensor | None, in_place: bool = False
 ) -> Tensor:

@@ -28,6 +28,7 @@ from fsachain.graph.forgive import NOTHING, Forgiveness, Star, check_forgiveness
 from fsachain.loss.arguments import REDUCTIONS, check_choice, reduce_on_host, room_for_loss
 from fsachain.loss.autograd import (
     Operator,
+    add_at,
     as_tensor,
     new_buffer,
     scale_rows,
@@ -248,7 +249,7 @@ def forgiving_ctc(
     stars = taken[:, :, -1:]  # 0 in padding and in sequences without paths, where scores may be anything
     found = (scores - star.unsqueeze(2)).exp_().mul_(stars).masked_fill_(stars == 0, 0.0)
     found[:, :, problem.blank] = 0.0
-    return log_prob, found.scatter_add_(2, index, taken[:, :, :-1])
+    return log_prob, add_at(found, index, taken[:, :, :-1])
 
 
 def _star(scores: Tensor, blank: int) -> Tensor:

@@ -142,9 +142,16 @@ def _star(given: SequenceCall) -> _Star:
     # A score that is not finite has no occupancy, and 0 times it is NaN.
     expected = (occupancy * scores).nan_to_num_(0.0, 0.0, 0.0).sum(2).double()
     count = call.place(np.maximum(call.lengths, 1).astype(np.float64))
-    total = expected.cumsum(1)[:, -1]  # in the order of frames, so that padding changes no bit
-    column = expected + ((log_z - total) / count).unsqueeze(1)
+    column = expected + ((log_z - _sum_of_frames(expected)) / count).unsqueeze(1)
     return _Star(torch.cat([scores, column.unsqueeze(2).to(scores.dtype)], 2), occupancy, call)
+
+
+def _sum_of_frames(values: Tensor) -> Tensor:
+    """The sums over [N, T], neighbours first: zeros behind change no bit, and a device has one order too, unlike `cumsum`."""
+    while values.shape[1] > 1:
+        values = torch.nn.functional.pad(values, (0, values.shape[1] % 2))
+        values = values[:, ::2] + values[:, 1::2]
+    return values.sum(1)
 
 
 def _warn_of_excess(values: Floats, lengths: Ints, names: Sequence[str]) -> None:

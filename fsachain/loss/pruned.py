@@ -29,7 +29,7 @@ from fsachain.loss.arguments import (
     class_index,
     integers_there,
 )
-from fsachain.loss.autograd import Operator
+from fsachain.loss.autograd import Operator, add_at
 from fsachain.loss.grid import check_arcs, check_boundary, mutual_information_recursion
 from fsachain.loss.rnnt import rnnt_call, rnnt_losses
 
@@ -171,7 +171,7 @@ def _pair_gradient(call: PairGradientCall) -> PairGradient:
         cuda_grid.add_pair_gradient(cuda.find_device(am), *given, view(by_am), view(by_lm))
     else:
         _add_weak_pairs(am, lm, sums, pairs, by_am, by_lm)
-    by_am.scatter_add_(2, _classes(call.symbols, call.termination, am.shape[1]), read.transpose(1, 2))
+    add_at(by_am, _classes(call.symbols, call.termination, am.shape[1]), read.transpose(1, 2))
     unused = (factors == 0).flatten(1).all(dim=1)  # a sequence that is left out may hold NaN
     if arrays.home_of(am) == "cuda" or unused.any():
         by_am, by_lm = (x.masked_fill_(unused.view(-1, 1, 1), 0) for x in (by_am, by_lm))

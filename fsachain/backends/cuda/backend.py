@@ -28,7 +28,7 @@ from fsachain.backends.cuda.memory import Memory
 from fsachain.batch import TableBatch
 
 ROW_THREADS = 256
-ROWS = 32  # frames of a block
+ROWS = 32  # frames of a block; blocks for sequences, of which there may be more than 65,535, come first in a grid
 ROW_TILE = 512  # pdfs of a row in shared memory
 
 
@@ -79,7 +79,7 @@ def _over_rows(
     shared = ROW_THREADS // 32 * ROW_TILE * ITEM_BYTES.get(given.dtype, 8) if name == "spread_rows" else 0
     device.launch(
         KernelSpec("dense_rows.cu", name, macros(ELEMENT=given, OUT=out, ROWS=ROWS, TILE=ROW_TILE)),
-        (-(-num_frames // ROWS), size),
+        (size, -(-num_frames // ROWS)),
         ROW_THREADS,
         shared,
         [*strided(given), num_frames, num_pdfs, *arguments],
@@ -136,7 +136,7 @@ def loss_terms(
         sums = device.empty(16 * size * blocks)
         device.launch(
             KernelSpec("penalties.cu", "penalties", defines),
-            (blocks, size),
+            (size, blocks),
             threads,
             shared,
             [*strided(scores), num_pdfs, lengths, l2, out_of_range, limit, sums.pointer],
@@ -178,7 +178,7 @@ def finish_gradient(
         return
     device.launch(
         KernelSpec("penalties.cu", "finish_gradient", macros(ELEMENT=scores, ROWS=ROWS)),
-        (-(-num_frames // ROWS), size),
+        (size, -(-num_frames // ROWS)),
         ROW_THREADS,
         0,
         [
