@@ -215,7 +215,7 @@ GOOD = {"targets": [[1, 2], [3, 0]], "input_lengths": [6, 5], "target_lengths": 
         ({"targets": "ab"}, ShapeError, "targets is no tensor of numbers"),
         ({"input_lengths": None}, ShapeError, "input_lengths is no tensor of numbers"),
         ({"log_probs": SCORES.transpose(0, 1)}, ShapeError, r"6 integers, .* log_probs \[T, N, C\]"),
-        ({"input_lengths": [6, 7]}, ShapeError, r"bert: input_lengths\[1\] = 7; expected 0 to 6, the frames of log_probs \[T"),
+        ({"input_lengths": [6, 7]}, ShapeError, r"bert: input_lengths\[1\] = 7; expected 0 to 6, .*log_probs \[T"),
         ({"input_lengths": [-1, 6]}, ShapeError, r"anna: input_lengths\[0\] = -1"),
         ({"input_lengths": [6.0, 6.0]}, ShapeError, "input_lengths has shape .2. and dtype float32"),
         ({"input_lengths": [6]}, ShapeError, r"input_lengths has shape \[1\]"),

@@ -69,7 +69,7 @@ def test_windows_give_the_best_path_of_the_whole(kind, words, pace, block, seed)
 def test_a_frame_that_misleads_at_the_end_of_a_window_is_decided_by_what_comes_behind_it():
     """It sounds like the next phone, which begins three frames later: without them the path would be there already."""
     tree = tree_of("monophone")
-    phones = "y e s n o o e m".split()
+    phones = ["y", "e", "s", "n", "o", "o", "e", "m"]
     pdfs = [tree.pdf(LEXICON.phone_id(phone), frame) for phone in phones for frame in (0, *[1] * 7)]
     scores = scores_along(pdfs, tree.num_pdfs, -5.0)
     scores[29, pdfs[32]] = 6.0

@@ -123,6 +123,23 @@ def test_a_stage_that_fails_on_its_data_leaves_those_behind_it_done(fsachain, ex
     assert stages_of(fsachain.ok("run exp --lexicon lexicon.txt").out) == FIRST[:4]
 
 
+def test_what_leads_to_no_training_where_there_is_one_is_forgotten(fsachain, exp, inputs, recorded):
+    """Another seed, which the training refuses, and a lexicon of other words: plain calls make what was there again."""
+    fsachain.ok(f"run exp {inputs}")
+    before = {name: (exp / name).read_bytes() for name in ("config.yaml", "run.json", "graphs/den.fst")}
+    (recorded / "other.txt").write_text("other AH\n")
+    for options, message in (
+        ("--seed 9 --set lang.silence_prob=0.2", "holds a training with other options"),
+        ("--lexicon other.txt", "no utterance is left"),
+    ):
+        refused = fsachain(f"run exp {options}")
+        assert refused.status == 1 and message in refused.err, options
+        assert "options and data are those of before again" in refused.out, options
+        assert "not among" not in fsachain.ok("run exp").out, options
+        assert {name: (exp / name).read_bytes() for name in before} == before, options
+    assert stages_of(fsachain.ok("run exp").out) == []
+
+
 def test_a_second_run_in_a_folder_is_refused_while_the_first_works_and_changes_nothing(fsachain, exp, inputs):
     fsachain.ok(f"run exp {inputs} --to graphs")
     before = {path: path.read_bytes() for path in exp.rglob("*") if path.is_file()}

@@ -30,7 +30,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,7 +64,7 @@ from fsachain.cli.training import train_model
 from fsachain.cli.training_data import TrainingSet, read_training_set
 from fsachain.data.audio import Perturbation
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.errors import ConfigError, LeftOutError, counted
+from fsachain.errors import ConfigError, DataError, GraphError, LeftOutError, counted
 from fsachain.files import locked, parse_json, write_text
 from fsachain.graph.decoding import Weights
 from fsachain.nn.network import num_parameters
@@ -385,6 +385,7 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
         if begin is not None:  # all are to be made anew, also where one of them fails
             done = {name: digest for name, digest in done.items() if name not in names}
         before = {path: path.read_bytes() for path in (run.exp / CONFIG, run.exp / RUN) if path.is_file()}
+        begun = (run.exp / "model" / "train.jsonl").is_file()
         for name in names:
             done.pop(name, None)
             _keep(run, done)
@@ -393,10 +394,15 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
             try:
                 with recorded_stage(log, name), _alone(run, name):
                     stages[name].work(run)
-            except ConfigError:
-                if not taken:  # options that the first stage refuses are forgotten
-                    for path, content in before.items():
-                        path.write_bytes(content)
+            except (ConfigError, DataError, GraphError) as error:
+                # Forgotten are options that the first stage refuses, and what leads to no training where there is one.
+                if isinstance(error, ConfigError) and not taken:
+                    _go_back(run.exp, before)
+                elif begun and done.get("train") != digests.get("train"):
+                    _go_back(run.exp, before, (*taken, name) if begin is None else names)
+                    print(
+                        f"{run.exp}: options and data are those of before again; {name} is still to be made of them"
+                    )
                 raise
             taken[name] = time.perf_counter() - started
             done[name] = digests[name]
@@ -432,8 +438,18 @@ def _chosen(run: Run, digests: Mapping[str, str], begin: str | None, end: str | 
 def _keep(run: Run, done: Mapping[str, str]) -> None:
     inputs = {name: os.path.abspath(path) for name, path in run.inputs.items()}  # noqa: PTH100 (links stay)
     run.config.write(run.exp / CONFIG)
-    kept = {"inputs": inputs, "done": dict(done)}
+    kept = {"inputs": inputs, "done": {name: done[name] for name in NAMES if name in done}}
     write_text(run.exp / RUN, json.dumps(kept, indent=1) + "\n")
+
+
+def _go_back(exp: Path, before: Mapping[Path, bytes], undone: Sequence[str] = ()) -> None:
+    """Write what these files held, but that the stages `undone` are done."""
+    for path, content in before.items():
+        path.write_bytes(content)
+    if undone and exp / RUN in before:
+        kept = _kept(exp)
+        kept["done"] = {name: digest for name, digest in kept["done"].items() if name not in undone}
+        write_text(exp / RUN, json.dumps(kept, indent=1) + "\n")
 
 
 @command(exp={"type": OUT, "is_eager": True})
