@@ -33,6 +33,7 @@ FORMATS = ("auto", "lexicon", "lexiconp")
 JSON_FORMAT = "fsachain-lexicon-2"
 _LONGEST_ENTRY = 1 << 13  # bytes of a line of text: a word and 4,000 phones
 _DISAMBIGUATION = re.compile(r"#\d+")
+_NUMBERED = re.compile(r"(.+)\(\d+\)")
 _MOST_LOOKED_AT = 1000  # words, to see whether they are their characters
 _HEAD: dict[str, type | tuple[type, ...]] = {
     "silence": (str, NoneType),
@@ -382,6 +383,7 @@ def _check_pronunciation(word: str, phones: Sequence[int], prob: float, num_phon
 
 def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, str, float, Sequence[str]]]:
     """(line, word, probability, phone names) of each line of a lexicon."""
+    before = ""
     for number, fields in text_lines(path, GraphError, longest=_LONGEST_ENTRY):
         word, prob, phones = fields[0], 1.0, fields[1:]
         if format == "lexiconp":
@@ -403,6 +405,14 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
                 f"{path}:{number}: {marks[0][:80]!r} looks like a disambiguation symbol and would become a phone; "
                 "expected a lexicon without these"
             )
+        if "<eps>" in fields:
+            raise GraphError(f"{path}:{number}: '<eps>' stands for no word and no phone; expected a lexicon without")
+        if (numbered := _NUMBERED.fullmatch(word)) and numbered[1] == before:
+            raise GraphError(
+                f"{path}:{number}: {word[:80]!r} looks like one more pronunciation of {before[:80]!r}, as CMUdict numbers "
+                "them, and would become a word; expected the word without a number on each of its lines"
+            )
+        before = word
         yield number, word, prob, phones
 
 
