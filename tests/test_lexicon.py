@@ -84,7 +84,11 @@ def test_positions_mark_begin_inside_end_and_alone(tmp_path):
         ("no N OW\nknow N OW #1\n", {}, r"lexicon.txt:2: '#1' looks like a disambiguation symbol"),
         ("no N OW\n<eps> SIL\n", {}, r"lexicon.txt:2: '<eps>' stands for no word and no phone"),
         ("no N OW\nwell <eps> N\n", {}, r"lexicon.txt:2: '<eps>' stands for no word and no phone"),
-        ("no N OW1\nno(2) N AH0\n", {}, r"lexicon.txt:2: 'no\(2\)' looks like one more pronunciation of 'no'"),
+        (
+            "no N OW1\nno(2) N AH0\n",
+            {},
+            r"lexicon.txt:2: 'no\(2\)' looks like one more pronunciation of 'no'",
+        ),
         ("\n\n", {}, "no entries"),
         ("no N OW\n", {"phones": ["SIL", "N"]}, "phone 'OW'"),
         ("no N OW\n", {"phones": ["N", "OW"]}, "silence = 'SIL'"),

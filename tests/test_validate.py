@@ -68,6 +68,10 @@ def segment(line):
     return change
 
 
+def cut(name, size):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+
 def matrix(value):
     """Features of u2 in an archive."""
 
@@ -84,6 +88,7 @@ NAN_ROW = np.vstack([np.zeros((50, WIDTH)), np.full((1, WIDTH), np.nan)])
 CASES: dict[str, Callable[[Path], object]] = {
     r"missing file: 2\.wav.*no such file": lambda f: (f / "2.wav").unlink(),
     r"unreadable audio: cannot read .*2\.wav": lambda f: (f / "2.wav").write_bytes(b"this is a text"),
+    "unreadable audio: 16000 bytes of samples in its header and 7978 in the file": cut("2.wav", 8022),
     "unreadable audio: not a regular file": lambda f: ((f / "2.wav").unlink(), (f / "2.wav").mkdir()),
     "empty audio: gives no frame": lambda f: speak(f / "2.wav", 0.0),
     "sampling rate: 16000 Hz, expected 8000 Hz": lambda f: speak(f / "2.wav", rate=16000),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,8 @@ _BLOCK = 1 << 17  # samples of all channels that are read at once
 BLOCK_SECONDS = 30.0  # of a `Recording`
 _LARGEST_BLOCK = 1 << 23  # samples of all channels
 RATES = (1_000, 768_000)  # Hz, lowest and highest: a header can claim any, and the filter grows with it
+_CUT_SHORT = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
+_STREAMED = 0x7F000000  # bytes that a header claims which was written before the length was known, or more
 _HALF_WIDTH = 10  # of the resampling filter, in samples of the lower rate: that of scipy.signal.resample_poly
 _KAISER_BETA = 5.0
 
@@ -117,8 +120,8 @@ def add_noise(
 def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
     """Samples of one utterance, float32 [L]; the mean of the channels where there are several and none is chosen.
 
-    An UtteranceError says that the recording cannot be read, has another rate (Hz), ends more than 0.1 s before
-    `utterance.end`, or is longer than `MAX_SECONDS`.
+    An UtteranceError says that the recording cannot be read or was cut short, has another rate (Hz), ends more than 0.1 s
+    before `utterance.end`, or is longer than `MAX_SECONDS`.
     """
     if isinstance(utterance.audio_part, Cut):
         _check_seconds(utterance, utterance.end or 0.0)
@@ -200,11 +203,25 @@ def _opened(utterance: Utterance, sample_rate: int | None) -> Iterator[Any]:
                     f": {audio} has {file.samplerate} Hz, expected {sample_rate} Hz; convert the recording or change "
                     "features.sample_rate",
                 )
+            if sample_rate is not None and source is audio:
+                _check_whole(utterance, file)
             yield file
     except UtteranceError:
         raise
     except (OSError, RuntimeError, DataError) as error:  # soundfile's own error is a RuntimeError
         raise unreadable(utterance, error) from error
+
+
+def _check_whole(utterance: Utterance, file: Any) -> None:
+    """An error for a WAV file that was cut short: libsndfile reads what is there, and notes what its header claims."""
+    found = _CUT_SHORT.search(file.extra_info)
+    claimed, there = map(int, found.groups()) if found else (0, 0)
+    missing = (claimed / max(1, there) - 1) * file.frames / file.samplerate
+    if claimed < _STREAMED and missing > 0.1:
+        raise unreadable(
+            utterance,
+            f"{claimed} bytes of samples in its header and {there} in the file, which was cut short",
+        )
 
 
 def _run(utterance: Utterance, command: str) -> bytes:

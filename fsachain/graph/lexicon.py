@@ -406,7 +406,9 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
                 "expected a lexicon without these"
             )
         if "<eps>" in fields:
-            raise GraphError(f"{path}:{number}: '<eps>' stands for no word and no phone; expected a lexicon without")
+            raise GraphError(
+                f"{path}:{number}: '<eps>' stands for no word and no phone; expected a lexicon without"
+            )
         if (numbered := _NUMBERED.fullmatch(word)) and numbered[1] == before:
             raise GraphError(
                 f"{path}:{number}: {word[:80]!r} looks like one more pronunciation of {before[:80]!r}, as CMUdict numbers "
