@@ -152,6 +152,9 @@ def test_outputs_are_decoded_with_a_graph_of_kaldi(fsachain, case, tmp_path):
     write_matrices(tmp_path / "out.ark", {name: scores_along(numerator.fsa.pdf[path], tree.num_pdfs)})
     fsachain.ok(f"kaldi decode out.scp HCLG.fst {case}/0.trans_mdl {case}/words.txt hyp")
     assert (tmp_path / "hyp/hyp.txt").read_text().split() == [name, *said[name].split()]
+    write_matrices(tmp_path / "other.ark", {name: np.zeros((30, tree.num_pdfs + 1), np.float32)})
+    other = fsachain(f"kaldi decode other.scp HCLG.fst {case}/0.trans_mdl {case}/words.txt hyp")
+    assert_one_line(other, f"'{name}' have 19 columns", "0.trans_mdl has 18 pdfs")
 
 
 def test_graphs_as_text_and_other_fsts_are_described(fsachain, tmp_path):

@@ -250,8 +250,15 @@ def decode_archive(
     Out: folder OUT with hyp.txt.
     Example: fsachain kaldi decode nnet_output.ark graph/HCLG.fst exp/chain/final.mdl graph/words.txt decoded
     """
-    graph = pdf_graph(read_value(hclg, read_fst), read_transition_model(model)).to_openfst()
-    scores = {name: acoustic_scale * matrix for name, matrix in read_table(matrices, values.read_matrix)}
+    transitions = read_transition_model(model)
+    graph = pdf_graph(read_value(hclg, read_fst), transitions).to_openfst()
+    scores = {}
+    for name, matrix in read_table(matrices, values.read_matrix):
+        if matrix.shape[1] != transitions.num_pdfs:
+            raise DataError(
+                f"{matrices}: outputs of {name!r} have {matrix.shape[1]} columns; {model} has {transitions.num_pdfs} pdfs"
+            )
+        scores[name] = acoustic_scale * matrix
     with counter("decoding") as update:
         found = decode(scores, graph, read_symbols(words), num_workers=jobs, progress=update)
     write_text(out / "hyp.txt", {name: result.words for name, result in found.items()})
