@@ -81,6 +81,46 @@ def test_sizes_are_those_of_most_recordings(tmp_path):
     refuses(ConfigError, "sample_rate is 0", compute_features, noise(1, 8000), FeatureConfig())
 
 
+@pytest.mark.parametrize(
+    ("bins", "milliseconds", "low", "high"),
+    [
+        (40, 25.0, 20.0, 0.0),
+        (40, 5.0, 20.0, 0.0),
+        (80, 25.0, 300.0, 3400.0),
+        (80, 12.0, 0.0, -400.0),
+        (200, 25.0, 20.0, 0.0),
+    ],
+)
+def test_filters_are_refused_where_they_make_columns_that_never_change(
+    bins, milliseconds, low, high, monkeypatch
+):
+    options = {"frame_length_ms": milliseconds, "low_freq": low, "high_freq": high}
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr(FeatureConfig, "_check_filters", lambda _: None)
+        config = FeatureConfig(sample_rate=8000, num_mel_bins=bins, **options)
+    deaf = np.count_nonzero(np.ptp(compute_features(noise(1, 8000), config), axis=0) == 0.0)
+    told = f"num_mel_bins is {bins}, {deaf} of which would lie between two lines of the spectrum"
+    if deaf:
+        refuses(ConfigError, told, FeatureConfig, sample_rate=8000, num_mel_bins=bins, **options)
+    else:
+        FeatureConfig(sample_rate=8000, num_mel_bins=bins, **options)
+
+
+@pytest.mark.parametrize(
+    "edges", [{"high_freq": 7600.0}, {"low_freq": 4000.0}, {"high_freq": -3990.0}, {"low_freq": -1.0}]
+)
+def test_filters_lie_within_half_the_sample_rate(edges):
+    told = r"expected 0 <= low_freq < high_freq <= 4000, half the sample rate"
+    refuses(ConfigError, told, FeatureConfig, sample_rate=8000, num_mel_bins=40, **edges)
+    refuses(ConfigError, told, replace, FeatureConfig(**edges), sample_rate=8000)
+
+
+def test_a_shift_of_less_than_a_sample_is_refused():
+    """Seconds in the place of milliseconds: the features would never come to an end."""
+    told = r"frame_shift_ms is 0\.01; expected a sample of 8000 Hz or more"
+    refuses(ConfigError, told, FeatureConfig, sample_rate=8000, frame_shift_ms=0.01)
+
+
 @pytest.mark.parametrize("speed", [0.9, 1.1])
 def test_speed_changes_length_and_pitch_by_its_factor(speed):
     tone = np.sin(2 * np.pi * 500 * np.arange(8000) / 8000).astype(np.float32)

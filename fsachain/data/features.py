@@ -38,6 +38,7 @@ ABANDONED_SECONDS = 86_400.0  # after so long nobody writes to a half-written fi
 UNKNOWN = -1  # number of frames
 _SAMPLED = 20  # recordings whose headers tell the sample rate of all
 _WIDE_BAND = 16_000  # Hz, from which on there are 80 filters
+_MOST_FILTERS = 1 << 16
 CHUNK = 64  # utterances per cached file: few files, and still enough pieces of work for many processes
 
 Found = TypeVar("Found")
@@ -76,8 +77,9 @@ class FeatureConfig:
 
     def __post_init__(self) -> None:
         check_choices(self, kind=("fbank", "mfcc", "archive"))
-        check_range(self, "(0, inf)", "frame_length_ms", "frame_shift_ms")
-        check_range(self, "[0, inf)", "sample_rate", "num_mel_bins")
+        check_range(self, "(0, 1e6]", "frame_length_ms", "frame_shift_ms")
+        check_range(self, "[0, inf)", "sample_rate")
+        check_range(self, f"[0, {_MOST_FILTERS}]", "num_mel_bins")
         if (self.kind == "archive") != (self.num_columns > 0):
             raise ConfigError(
                 f"num_columns is {self.num_columns} and kind {self.kind!r}; expected a positive number for "
@@ -86,6 +88,33 @@ class FeatureConfig:
         most = self.num_mel_bins or self.num_ceps
         if self.kind == "mfcc" and not 0 < self.num_ceps <= most:
             raise ConfigError(f"num_ceps is {self.num_ceps}; expected 1 to num_mel_bins = {most}")
+        if self.kind != "archive" and self.sample_rate:
+            if self.sample_rate * 0.001 * self.frame_shift_ms < 1.0:  # which would never come to an end
+                raise ConfigError(
+                    f"frame_shift_ms is {self.frame_shift_ms}; expected a sample of {self.sample_rate} Hz or more; 10 is usual"
+                )
+            self._check_filters()
+
+    def _check_filters(self) -> None:
+        """Refuse a bank of which filters would hear nothing: columns that never change."""
+        nyquist, padded = self.sample_rate / 2, 1
+        high = self.high_freq if self.high_freq > 0 else nyquist + self.high_freq
+        if not 0 <= self.low_freq < high <= nyquist:
+            raise ConfigError(
+                f"low_freq is {self.low_freq:g}, high_freq {self.high_freq:g}; expected 0 <= low_freq < high_freq <= "
+                f"{nyquist:g}, half the sample rate (from which a high_freq of 0 or less counts down)"
+            )
+        while padded < int(self.sample_rate * 0.001 * self.frame_length_ms):
+            padded *= 2
+        low, top = (1127.0 * math.log1p(edge / 700.0) for edge in (self.low_freq, high))
+        edges = 700.0 * np.expm1(np.linspace(low, top, self.num_mel_bins + 2) / 1127.0)
+        edges *= padded / self.sample_rate  # in lines of the spectrum; a filter hears those between its edges
+        deaf = np.count_nonzero(np.floor(edges[:-2]) + 1 >= edges[2:])
+        if deaf:
+            raise ConfigError(
+                f"num_mel_bins is {self.num_mel_bins}, {deaf} of which would lie between two lines of the spectrum, "
+                f"{self.sample_rate / padded:g} Hz apart; expected fewer, or a longer frame_length_ms"
+            )
 
     @property
     def num_features(self) -> int:
