@@ -29,6 +29,7 @@ PARTIAL = ".partial"  # ends the name of a file that is being written
 LOCK = ".lock"
 MAX_JSON_BYTES = 1 << 28
 LONGEST_LINE = 1 << 18  # bytes: a line of text becomes many small objects before anybody looks at them
+GZIP = b"\x1f\x8b"  # begins a file that gzip packed
 _LONGEST_NAME = 200  # file systems allow 255 bytes, of which the mark and a random part take some
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot, or need not
 
@@ -182,7 +183,12 @@ def line_text(line: bytes, where: str) -> str:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not a line of UTF-8 text ({error})") from error
+        found = (
+            "compressed by gzip; unpack it"
+            if line.startswith(GZIP)
+            else f"not a line of UTF-8 text ({error})"
+        )
+        raise DataError(f"{where}: {found}") from error
     if text.startswith("\ufeff"):
         raise DataError(f"{where}: a byte order mark; save the file without")
     if b"\0" in line:

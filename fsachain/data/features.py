@@ -91,7 +91,7 @@ class FeatureConfig:
         if self.kind != "archive" and self.sample_rate:
             if self.sample_rate * 0.001 * self.frame_shift_ms < 1.0:  # which would never come to an end
                 raise ConfigError(
-                    f"frame_shift_ms is {self.frame_shift_ms}; expected a sample of {self.sample_rate} Hz or more; 10 is usual"
+                    f"frame_shift_ms is {self.frame_shift_ms}; expected a sample of {self.sample_rate} Hz or more"
                 )
             self._check_filters()
 

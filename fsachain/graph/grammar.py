@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from fsachain.errors import ConfigError, GraphError, require
+from fsachain.files import GZIP
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.transducer import ranks
@@ -258,6 +259,8 @@ def _check_header(path: Path) -> None:
                 raise GraphError(
                     f"{path}: a byte order mark or ends of lines of Windows; save the file without"
                 )
+            if line.startswith(GZIP):
+                raise GraphError(f"{path}: compressed by gzip; unpack it")
             found = _COUNT.match(line)
             if found and (int(found[1]) > _HIGHEST_ORDER or int(found[2]) > size):
                 given = line.decode("latin-1").strip()[:80]

@@ -1,5 +1,6 @@
 """Archives of graphs, ARPA, YAML and JSON: plain data alone, of bounded size and depth, read in bounded time."""
 
+import gzip
 import os
 
 import numpy as np
@@ -60,6 +61,16 @@ def test_claims_of_an_arpa_file_are_refused_before_memory_is_taken(attack, tmp_p
     with pytest.raises(GraphError, match=r"lm\.arpa") as refused:
         grammar_from_arpa(tmp_path / "lm.arpa", lexicon)
     assert message in str(refused.value)
+
+
+def test_packed_texts_are_called_so(tmp_path):
+    for text, read in (
+        ("yes Y EH S\n", Lexicon.read),
+        (ARPA, lambda path: grammar_from_arpa(path, Lexicon.characters(["yes"]))),
+    ):
+        (tmp_path / "text.gz").write_bytes(gzip.compress(text.encode()))
+        with pytest.raises(GraphError, match=r"text\.gz.*: compressed by gzip; unpack it"):
+            read(tmp_path / "text.gz")
 
 
 # YAML and JSON.
