@@ -238,5 +238,7 @@ def executor_at(address: str | None) -> Iterator[Executor | None]:
     except (OSError, ValueError, TypeError) as error:  # a timeout is an OSError
         raise ConfigError(f"scheduler {address!r}: cannot be reached ({error})") from error
     with client:
+        if not client.nthreads():
+            click.echo(f"scheduler {address!r}: has no worker yet; waiting for one", err=True)
         executor: Executor = client.get_executor()
         yield executor

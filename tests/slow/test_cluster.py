@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fsachain.cli.resources import executor_at
 from fsachain.data.workers import Workers
 from fsachain.errors import DataError
 from fsachain.graph.shards import TableShards
@@ -84,3 +85,15 @@ class Losing(ThreadPoolExecutor):
 def test_a_worker_of_a_cluster_that_dies_is_an_error_in_one_line():
     with Losing(1) as executor, pytest.raises(DataError, match=r"ended from outside \(KilledWorker"):
         list(Workers(str, executor=executor).ahead([[1]], depth=1))
+
+
+def test_a_cluster_without_workers_is_told(capsys):
+    options = {"n_workers": 0, "processes": False, "protocol": "tcp://", "dashboard_address": None}
+    with distributed.LocalCluster(**options) as cluster:
+        with executor_at(cluster.scheduler_address):
+            assert "has no worker yet; waiting for one" in capsys.readouterr().err
+        cluster.scale(1)
+        with distributed.Client(cluster) as client:
+            client.wait_for_workers(1)
+        with executor_at(cluster.scheduler_address):
+            assert capsys.readouterr().err == ""
