@@ -262,12 +262,18 @@ def test_an_archive_that_was_written_by_a_relative_path_is_found_from_any_folder
 
 
 def test_ranges_of_addresses_include_their_last_row(tmp_path):
+    """And may, as in Kaldi, end up to three rows, but no column, beyond it."""
     values = np.arange(12.0).reshape(4, 3)
     write_matrices(tmp_path / "m.ark", {"a": values})
     address = (tmp_path / "m.scp").read_text().split()[1]
     assert np.array_equal(read_value(f"{address}[1:2]", read_matrix), values[1:3])
     assert np.array_equal(read_value(f"{address}[:,0:1]", read_matrix), values[:, :2])
-    refuses(DataError, r"range 2:4 lies not in 0:3", read_value, f"{address}[2:4]", read_matrix)
+    for last in (4, 6):
+        assert np.array_equal(read_value(f"{address}[2:{last}]", read_matrix), values[2:])
+    for beyond in ("2:7", "4:6"):
+        told = f"range {beyond} lies not in 0:3"
+        refuses(DataError, told, read_value, f"{address}[{beyond}]", read_matrix)
+    refuses(DataError, r"range 0:3 lies not in 0:2", read_value, f"{address}[:,0:3]", read_matrix)
 
 
 def test_paths_in_an_scp_file_are_relative_to_it_and_commands_are_not_run(tmp_path):

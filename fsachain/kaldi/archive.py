@@ -23,6 +23,7 @@ Reader = Callable[[Cursor], Value]
 
 _INDEX = rf"\d{{0,{MAX_DIGITS}}}"
 _SLICE = rf"{_INDEX}:{_INDEX}"
+_ROWS_BEYOND = 3  # as in Kaldi: times of segments are rounded, and the last frames may lack samples
 _ADDRESS = re.compile(
     rf"(?P<path>.*?)(?::(?P<offset>\d{{1,{MAX_DIGITS}}}))?(?:\[(?P<rows>{_SLICE})(?:,(?P<columns>{_SLICE}))?\])?",
     re.DOTALL,
@@ -90,15 +91,21 @@ def _read_at(address: str, read: Reader[Value], opened: Callable[[str], Cursor])
         return cast(Value, value)
     if not isinstance(value, np.ndarray) or value.ndim != 2:
         raise DataError(f"{address}: a range of rows, but the value is no matrix")
-    ranges = zip((found["rows"], found["columns"] or ":"), value.shape, strict=True)
-    return cast(Value, value[tuple(_slice(text, size, address) for text, size in ranges)])
+    rows, columns = value.shape
+    return cast(
+        Value,
+        value[
+            _slice(found["rows"], rows, address, _ROWS_BEYOND),
+            _slice(found["columns"] or ":", columns, address),
+        ],
+    )
 
 
-def _slice(text: str, size: int, address: str) -> slice:
-    """Kaldi's ranges include their last index."""
+def _slice(text: str, size: int, address: str, beyond: int = 0) -> slice:
+    """Kaldi's ranges include their last index, which may lie by so many `beyond` the last one there is."""
     first, last = (int(part) if part else None for part in text.split(":"))
     begin, end = first or 0, size if last is None else last + 1
-    if not 0 <= begin < end <= size:
+    if not (0 <= begin < end <= size + beyond and begin < size):
         raise DataError(f"{address}: the range {text} lies not in 0:{size - 1}")
     return slice(begin, end)
 
