@@ -61,6 +61,7 @@ def test_reads_kaldis_files_with_their_ids(shared, case):
 def test_an_unknown_word_is_refused_by_name_or_mapped_by_choice(tmp_path):
     path = write(tmp_path, TEXT)
     refuses(GraphError, r"utterance 'u7': word 'coffee'", Lexicon.read(path).word_id, "coffee", name="u7")
+    refuses(GraphError, r"word 'TEA,' is not among .*, which has 'tea';", Lexicon.read(path).word_id, "TEA,")
     mapped = Lexicon.read(path, oov="tea")
     assert mapped.word_id("coffee") == mapped.word_id("tea")
     assert mapped.pronunciations_of("coffee") == mapped.pronunciations_of("tea")

@@ -87,6 +87,7 @@ NAN_ROW = np.vstack([np.zeros((50, WIDTH)), np.full((1, WIDTH), np.nan)])
 # Kind of fault and what is said of it (a regular expression): what brings it about.
 CASES: dict[str, Callable[[Path], object]] = {
     r"missing file: 2\.wav.*no such file": lambda f: (f / "2.wav").unlink(),
+    r"missing file: 1\.wav:9': a recording within an archive": edit("wav.scp", "u2 2.wav", "u2 1.wav:9"),
     r"unreadable audio: cannot read .*2\.wav": lambda f: (f / "2.wav").write_bytes(b"this is a text"),
     "unreadable audio: 16000 bytes of samples in its header and 7978 in the file": cut("2.wav", 8022),
     "unreadable audio: not a regular file": lambda f: ((f / "2.wav").unlink(), (f / "2.wav").mkdir()),

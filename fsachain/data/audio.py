@@ -29,6 +29,7 @@ _BLOCK = 1 << 17  # samples of all channels that are read at once
 BLOCK_SECONDS = 30.0  # of a `Recording`
 _LARGEST_BLOCK = 1 << 23  # samples of all channels
 RATES = (1_000, 768_000)  # Hz, lowest and highest: a header can claim any, and the filter grows with it
+_ADDRESS = re.compile(r"(.+):\d+", re.DOTALL)
 _CUT_SHORT = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 _STREAMED = 0x7F000000  # bytes that a header claims which was written before the length was known, or more
 _HALF_WIDTH = 10  # of the resampling filter, in samples of the lower rate: that of scipy.signal.resample_poly
@@ -191,7 +192,11 @@ def _opened(utterance: Utterance, sample_rate: int | None) -> Iterator[Any]:
         elif is_command(audio):
             source = io.BytesIO(_run(utterance, audio.rstrip().removesuffix("|")))
         elif not Path(audio).exists():
-            raise utterance.unusable("missing file", f": cannot read {audio!r}: no such file")
+            within = _ADDRESS.fullmatch(audio)
+            reason = (
+                "a recording within an archive" if within and Path(within[1]).is_file() else "no such file"
+            )
+            raise utterance.unusable("missing file", f": cannot read {audio!r}: {reason}")
         elif not Path(audio).is_file():  # opening or reading a pipe or a device may never end
             raise unreadable(utterance, "not a regular file")
         else:

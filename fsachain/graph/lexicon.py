@@ -240,9 +240,10 @@ class Lexicon:
         if found is not None:
             return found
         if self.oov is None:
-            where = "" if name is None else f"utterance {name!r}: "
+            where, known = "" if name is None else f"utterance {name!r}: ", self.known_form(word)
+            like = "" if known is None else f", which has {known!r}"
             raise GraphError(
-                f"{where}word {word!r} is not among the {len(self.words)} words of the lexicon; "
+                f"{where}word {word!r} is not among the {len(self.words)} words of the lexicon{like}; "
                 "add it, or choose a word that stands for unknown ones (lang.oov)"
             )
         return self._word_ids[self.oov]
