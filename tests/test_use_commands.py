@@ -196,6 +196,13 @@ def test_align_long_gives_each_word_of_the_text_its_time(fsachain, model, tmp_pa
     assert "speech" not in (tmp_path / "speech.TextGrid").read_text()
 
 
+def test_align_long_tells_words_that_it_cannot_look_for(fsachain, model, tmp_path):
+    (tmp_path / "text.txt").write_text("Yes, maybe no maybe soon\n")
+    record(tmp_path / "speech.wav", 8000, 1, seconds=5.0)
+    told = fsachain.ok(f"align-long {MODEL} speech.wav text.txt aligned --coarse").out
+    assert "3 of 5 words are not in the lexicon; most often: maybe 2, soon 1\n" in told
+
+
 def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, tmp_path):
     words = "yes no " * 5
     (tmp_path / "text.txt").write_text(words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
@@ -403,7 +404,14 @@ def align_long(
     tolerance = (Tolerance() if tolerant else STRICT)._replace(other=filler_cost)
     sizes = {"window": window, "lookahead": lookahead}
     frames = {key: round(seconds / timing.frame_seconds) for key, seconds in sizes.items()}
-    aligner = _aligner(model, lang, read_words(text), tolerance, name, **frames)
+    said = read_words(text)
+    lacking = Counter(word for word in said if lang.lexicon.known_form(word) is None)
+    if lacking:
+        most = ", ".join(f"{word} {count}" for word, count in lacking.most_common(WORST))
+        click.echo(
+            f"{lacking.total()} of {counted(len(said), 'word')} are not in the lexicon; most often: {most}"
+        )
+    aligner = _aligner(model, lang, said, tolerance, name, **frames)
     for scores in with_progress(model, audio, "aligning"):
         aligner.accept(scores)
     found = aligner.alignment(lang.lexicon.phones, timing)
