@@ -243,6 +243,7 @@ def test_utterances_left_out_are_told_once_and_end_with_status_3(fsachain, exp, 
     [
         ("--from decode", "--from decode: exp has no stage lang that is done"),
         ("--from graphs --to lang", "--from graphs: exp has no stage lang"),
+        ("--set network.init_from=gone.safetensors", "network.init_from: gone.safetensors: no such file"),
         ("--to supervise", "--to supervise: this run has the stages lang, features, graphs"),
     ],
 )

@@ -70,6 +70,7 @@ from fsachain.graph.decoding import Weights
 from fsachain.nn.network import num_parameters
 from fsachain.nn.word_network import train_word_network
 from fsachain.report.collect import RUN, STAGE_LOG, read_stages
+from fsachain.train.checkpoint import list_checkpoints
 from fsachain.train.log import read_log
 from fsachain.train.stopping import stoppable
 from fsachain.train.world import World
@@ -363,6 +364,12 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
     if not names:
         print(f"{run.exp}: all is done")
         return
+    weights = run.config.network.get("init_from")
+    begins = "train" in names and not list_checkpoints(run.exp / "model" / "checkpoints")
+    if weights and begins and not Path(weights).is_file():  # told now, not after hours of features
+        raise ConfigError(
+            f"network.init_from: {weights}: no such file; paths count from the working directory"
+        )
     done = dict(_kept(run.exp).get("done", {}))
     skipped = [name for name, digest in digests.items() if done.get(name) == digest]
     if skipped and begin is None:
