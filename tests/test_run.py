@@ -243,12 +243,22 @@ def test_utterances_left_out_are_told_once_and_end_with_status_3(fsachain, exp, 
     [
         ("--from decode", "--from decode: exp has no stage lang that is done"),
         ("--from graphs --to lang", "--from graphs: exp has no stage lang"),
+        (
+            "--set decoding.open_vocabulary=true --set rescoring.network_epochs=2",
+            "rescoring.network_epochs: expected 0",
+        ),
+        (
+            "--set decoding.open_vocabulary=true --set rescoring.speeds=[0.9]",
+            "rescoring.speeds = [0.9]: expected []",
+        ),
         ("--set network.init_from=gone.safetensors", "network.init_from: gone.safetensors: no such file"),
         ("--to supervise", "--to supervise: this run has the stages lang, features, graphs"),
     ],
 )
 def test_stages_that_cannot_be_are_named(fsachain, exp, inputs, options, message):
-    assert_one_line(fsachain(f"run exp {inputs} {options}"), message)
+    outcome = fsachain(f"run exp {inputs} {options}")
+    assert_one_line(outcome, message)
+    assert stages_of(outcome.out) == [], "before any work is done"
 
 
 def test_missing_input_is_named(fsachain, exp, inputs):

@@ -336,16 +336,8 @@ class Recogniser:
         fresh(out, *TUNED, *SCORED)
         graphs, lexicon = self.graphs, self.graphs.lang.lexicon
         config, options = self.model.experiment.rescoring, self.model.experiment.decoding.search
-        if network is not None and graphs.spelling is not None:
-            raise ConfigError(
-                "rescoring.network_epochs: expected 0, and no --word-network, where decoding.open_vocabulary spells words: "
-                "a network of words knows none of these"
-            )
-        if config.speeds and graphs.spelling is not None:
-            raise ConfigError(
-                f"rescoring.speeds = {list(config.speeds)}: expected [] where decoding.open_vocabulary spells words: sums "
-                "are over pronunciations of the lexicon"
-            )
+        if graphs.spelling is not None:
+            refuse_with_spelling(network is not None, config.speeds)
         old = graphs.scores(graphs.grammar)
         ngram = old if second is None else graphs.scores(grammar_from_arpa(second, lexicon))
         share = config.network_share
@@ -396,6 +388,20 @@ class Recogniser:
                     scores = scale * outputs[name]
                     sums[name] += sums_over_paths(sequences, scores, lang.lexicon, lang.tree) / len(speeds)
         return sums
+
+
+def refuse_with_spelling(network: bool, speeds: Sequence[float]) -> None:
+    """A ConfigError for what of section rescoring knows the words of the lexicon alone."""
+    if network:
+        raise ConfigError(
+            "rescoring.network_epochs: expected 0, and no --word-network, where decoding.open_vocabulary spells words: "
+            "a network of words knows none of these"
+        )
+    if speeds:
+        raise ConfigError(
+            f"rescoring.speeds = {list(speeds)}: expected [] where decoding.open_vocabulary spells words: sums "
+            "are over pronunciations of the lexicon"
+        )
 
 
 def _kept_file(folder: Path, name: str) -> Path:

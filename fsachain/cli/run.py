@@ -40,7 +40,7 @@ import click
 
 from fsachain.cli.alignment import align, compare_times, learn_boundaries
 from fsachain.cli.config import CONFIG, Experiment, config_option
-from fsachain.cli.decoding import WEIGHTS, DecodingGraphs, Recogniser
+from fsachain.cli.decoding import WEIGHTS, DecodingGraphs, Recogniser, refuse_with_spelling
 from fsachain.cli.graphs import den_graph as make_denominator
 from fsachain.cli.graphs import load_normalization
 from fsachain.cli.graphs import num_graphs as make_numerators
@@ -515,6 +515,8 @@ def run(
         raise ConfigError(
             f"decoding.first_pass_share = {share} without --first; expected the first pass's folder, or 0"
         )
+    if experiment.decoding.open_vocabulary:
+        refuse_with_spelling(experiment.rescoring.network_epochs > 0, experiment.rescoring.speeds)
     kept = {**(_kept(first) if first else {}).get("inputs", {}), **_kept(exp).get("inputs", {})}
     inputs = {name: given.get(name) or Path(kept[name]) for name in INPUTS if given.get(name) or name in kept}
     for name in (*SPLITS, "lexicon"):
