@@ -48,7 +48,10 @@ def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utt
         what = "is a file; expected a folder with text and wav.scp" if folder.is_file() else "does not exist"
         raise DataError(f"data directory {str(folder)!r} {what}")
     if not (folder / "text").is_file():
-        raise DataError(f"{str(folder / 'text')!r} does not exist; a data directory needs the transcripts")
+        raise DataError(
+            f"{str(folder / 'text')!r} does not exist; a data directory needs the transcripts, or lines of the utterances' "
+            "names alone where they are not known"
+        )
     sources = (folder / "wav.scp", folder / "feats.scp")
     if not any(path.is_file() and path.stat().st_size for path in sources):
         raise DataError(
