@@ -285,6 +285,17 @@ def test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence(lo
 
 
 def total(y):
+@of_every_loss
+def test_penalties_of_scores_whose_squares_leave_float32_are_finite(loss_kind):
+    loss = make_loss(loss_kind, l2_regularize=0.01, out_of_range_regularize=0.1)
+    output = make_output(scale=1e25, dtype=torch.float32)
+    loss(output, LENGTHS, make_graphs()).backward()
+    squares = torch.where(real_frames(), output.detach().double() ** 2, 0.0).sum()
+    close(loss.last_record.l2_term / squares, -0.005)
+    close(loss.last_record.out_of_range_term / squares, -0.05)
+    assert output.grad.isfinite().all()
+
+
     return total_log_prob(make_graphs(), y, LENGTHS).sum()
 
 

@@ -782,7 +782,7 @@ def add_penalties(
         if l2 == 0.0 and _largest_magnitude(y[t]) <= limit:
             continue
         for p in range(y.shape[1]):
-            value = float(y[t, p])
+            value = np.float64(y[t, p])  # `float` would leave it a float32, whose square may be too large
             if not -np.inf < value < np.inf:
                 continue
             excess = value - min(max(value, -limit), limit)
