@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fsachain.decode.wer import ErrorCounts, score
+from fsachain.errors import DataError
 
 
 def levenshtein(reference, hypothesis):
@@ -43,6 +44,15 @@ def test_the_number_of_errors_is_the_levenshtein_distance():
         hypothesis = [str(word) for word in rng.integers(0, 4, rng.integers(0, 9))]
         total = score({"u": reference}, {"u": hypothesis}).total
         assert total.errors == levenshtein(reference, hypothesis)
+
+
+@pytest.mark.parametrize("reference", ["a b", ["a", "b"]])
+def test_a_sentence_in_the_place_of_its_words_is_refused(reference):
+    side = "reference" if isinstance(reference, str) else "hypothesis"
+    with pytest.raises(
+        DataError, match=rf"{side} 'a b' is one string; expected words, such as text.split\(\)"
+    ):
+        score({"u": reference}, {"u": "a b"})
 
 
 def test_speakers_add_up_to_the_total():

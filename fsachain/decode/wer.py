@@ -166,6 +166,8 @@ def count_errors(reference: Sequence[str], hypothesis: Sequence[str]) -> ErrorCo
 def align_words(reference: Sequence[str], hypothesis: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Pairs (reference, hypothesis) of fewest errors, `<eps>` where one side is empty."""
     for side, words in (("reference", reference), ("hypothesis", hypothesis)):
+        if words and isinstance(words, str):
+            raise DataError(f"{side} {words!r} is one string; expected words, such as text.split()")
         if EPSILON in words:
             raise DataError(f"{side}: the word {EPSILON!r} is reserved for empty places of the alignment")
     kaldialign = require("kaldialign", extra="recipes")
