@@ -31,6 +31,7 @@ from fsachain import (
 from fsachain.errors import require
 
 INF, NAN = math.inf, math.nan
+ONES = torch.ones(2, requires_grad=True)
 without_gpu = pytest.mark.skipif(available_backends()["cuda"] == "available", reason="there is a GPU")
 
 
@@ -177,6 +178,7 @@ def weighted(arc_log_probs):
         (lambda: forward_backward(BATCH, SCORES, leaky_hmm_coefficient=0.1), ConfigError, NO_LEAK),
         (lambda: total_log_prob(BATCH, TENSOR, leaky_hmm_coefficient=0.1), ConfigError, NO_LEAK),
         (lambda: total_log_prob(BATCH, SCORES), ShapeError, "scores is a ndarray; expected a torch tensor"),
+        (lambda: weighted(np.zeros(80)), ShapeError, "arc_log_probs is a ndarray; expected a torch tensor"),
         (lambda: weighted(torch.zeros(3)), ShapeError, r"arc_log_probs has shape \[3\]; expected \[80\]"),
         (lambda: weighted(torch.full((80,), INF)), GraphError, "arc log-probability 0 = inf"),
         (lambda: DenominatorGraph(PDF_7, 9, initial="anywhere"), ConfigError, "initial = 'anywhere'; expected 'stationary'"),
@@ -227,6 +229,8 @@ def loss_call(**changed):
         ({"weights": [1.0]}, ShapeError, r"weights has shape \[1\]; expected \[2\]"),
         ({"weights": [1.0, -1.0]}, ConfigError, r"weights\[1\] = -1.0 \(sequence 1\); expected a finite number >= 0"),
         ({"weights": [NAN, 1.0]}, ConfigError, r"weights\[0\] = nan"),
+        ({"weights": ONES}, ConfigError, r"^weights wants a gradient, .* expected weights.detach\(\)"),
+        ({"frame_weights": ONES.expand(5, 2).T}, ConfigError, "^frame_weights wants a gradient"),
         ({"frame_weights": torch.ones(5, 2)}, ShapeError, r"frame_weights has shape \[5, 2\]; expected \[2, 5\]"),
         ({"xent_log_probs": torch.ones(2, 5, 8)}, ShapeError, r"xent_log_probs has shape \[2, 5, 8\]; expected \[2, 5, 9\]"),
         ({"denominator_of": ["denominator"]}, ShapeError, "denominator_of has 1 names; expected 2"),

@@ -234,6 +234,21 @@ def test_the_output_of_a_softmax_is_told_that_of_a_log_softmax_and_others_are_no
 
 
 @of_every_loss
+def test_a_cross_entropy_without_a_branch_is_told_in_training_alone(loss_kind):
+    loss, output, graphs = make_loss(loss_kind, xent_regularize=0.1), make_output(), make_graphs()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss.objective(output, LENGTHS, graphs)
+        loss(output.detach(), LENGTHS, graphs)
+        loss(output, LENGTHS, graphs, xent_log_probs=output.log_softmax(dim=2))
+        make_loss(loss_kind)(output, LENGTHS, graphs)
+    with pytest.warns(
+        ObjectiveWarning, match=r"xent_regularize = 0.1 and no xent_log_probs: .* no cross-entropy"
+    ):
+        loss(output, LENGTHS, graphs)
+
+
+@of_every_loss
 @pytest.mark.parametrize("filling", [math.nan, 1e30])
 def test_what_stands_in_the_padding_changes_no_bit(loss_kind, filling):
     """Of the network output, of the branch and of the frame weights."""
@@ -271,6 +286,17 @@ def test_scores_of_minus_infinity_cost_no_penalty_and_have_no_gradient(loss_kind
 
 
 @of_every_loss
+def test_penalties_of_scores_whose_squares_leave_float32_are_finite(loss_kind):
+    loss = make_loss(loss_kind, l2_regularize=0.01, out_of_range_regularize=0.1)
+    output = make_output(scale=1e25, dtype=torch.float32)
+    loss(output, LENGTHS, make_graphs()).backward()
+    squares = torch.where(real_frames(), output.detach().double() ** 2, 0.0).sum()
+    close(loss.last_record.l2_term / squares, -0.005)
+    close(loss.last_record.out_of_range_term / squares, -0.05)
+    assert output.grad.isfinite().all()
+
+
+@of_every_loss
 def test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence(loss_kind):
     """pdf 8 is in the denominator alone."""
     narrow = Fsa(2, [0, 1], [1, 1], [0, 1], [0.0, 0.0], [-math.inf, 0.0])
@@ -285,17 +311,6 @@ def test_a_score_that_only_the_denominator_may_not_read_excludes_its_sequence(lo
 
 
 def total(y):
-@of_every_loss
-def test_penalties_of_scores_whose_squares_leave_float32_are_finite(loss_kind):
-    loss = make_loss(loss_kind, l2_regularize=0.01, out_of_range_regularize=0.1)
-    output = make_output(scale=1e25, dtype=torch.float32)
-    loss(output, LENGTHS, make_graphs()).backward()
-    squares = torch.where(real_frames(), output.detach().double() ** 2, 0.0).sum()
-    close(loss.last_record.l2_term / squares, -0.005)
-    close(loss.last_record.out_of_range_term / squares, -0.05)
-    assert output.grad.isfinite().all()
-
-
     return total_log_prob(make_graphs(), y, LENGTHS).sum()
 
 

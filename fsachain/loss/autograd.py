@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from fsachain.backends import arrays
 from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, pack_graphs
-from fsachain.errors import BackendUnavailable, ShapeError
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
 
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 # Torch has no public names for these three; where it lacks the private ones, everything counts as traced.
@@ -280,6 +280,12 @@ def as_tensor(values: Any, dtype: torch.dtype | None = None, name: str = "values
 
 def wants_gradient(tensor: Tensor) -> bool:
     return torch.is_grad_enabled() and tensor.requires_grad
+
+
+def check_constant(tensor: Tensor, name: str) -> None:
+    """Raise where a gradient is wanted that a loss does not have, and that torch would leave out without a word."""
+    if wants_gradient(tensor):
+        raise ConfigError(f"{name} wants a gradient, and a loss has none by it; expected {name}.detach()")
 
 
 def new_buffer(scores: Tensor, wanted: bool) -> Tensor:

@@ -16,7 +16,15 @@ from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, brief, counted, warn_once
-from fsachain.loss.autograd import Operator, as_tensor, new_buffer, packed, scale_rows, wants_gradient
+from fsachain.loss.autograd import (
+    Operator,
+    as_tensor,
+    check_constant,
+    new_buffer,
+    packed,
+    scale_rows,
+    wants_gradient,
+)
 
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
@@ -347,6 +355,16 @@ def _warn_of_nothing(given: SequenceCall, num: Tensor, den: Tensor) -> None:
     )
 
 
+def _warn_of_no_branch(xent_regularize: float) -> None:
+    if not torch.compiler.is_compiling():  # which cannot trace a look at the caller's line
+        warn_once(
+            "branch",
+            f"xent_regularize = {xent_regularize} and no xent_log_probs: the loss has no cross-entropy in it. Pass the "
+            "log-softmax output of a second head, or leave the option at 0",
+            ObjectiveWarning,
+        )
+
+
 def finish_there(
     given: SequenceCall,
     call: dispatch.Call,
@@ -487,14 +505,16 @@ class SequenceLoss(nn.Module, Generic[Record]):
             lengths: [N] integers on the host: frames of each sequence.
             numerators: a `TableBatch`, or a list of N `Fsa`, `Numerator` or `TransitionTable`, packed here.
             weights: [N] w_n >= 0; None: all one. Only weights on the host are checked: a device is not waited for.
-            frame_weights: [N, T] factors of the derivatives only, as Kaldi's deriv_weights; no value changes.
+            frame_weights: [N, T] factors of the derivatives only, as Kaldi's deriv_weights; no value changes. Like `weights`
+                they are constants, and refused where they want a gradient.
             xent_log_probs: [N, T, P] log-softmax output of the cross-entropy branch, on the same device.
             denominator_of: [N] names, needed where there are several denominators.
             views: 2: rows n and n + N / 2 are two views of one utterance, for losses with an option `consistency`.
 
         Raises:
             ShapeError: an argument of the wrong shape, or two views that differ in their lengths.
-            ConfigError: an unknown denominator name, a negative weight, or views that are neither 1 nor 2.
+            ConfigError: an unknown denominator name, a negative weight, weights that want a gradient, or views that are
+                neither 1 nor 2.
             BackendUnavailable: a device that cannot be used, or two devices.
         """
         given = nnet_output, lengths, numerators, weights, frame_weights, xent_log_probs, denominator_of
@@ -573,6 +593,10 @@ class SequenceLoss(nn.Module, Generic[Record]):
         sequence_weights = ones if weights is None else as_tensor(weights, torch.float64, "weights")
         if list(sequence_weights.shape) != shape[:1]:
             raise ShapeError(f"weights has shape {list(sequence_weights.shape)}; expected {shape[:1]}")
+        check_constant(factors, "frame_weights")
+        check_constant(sequence_weights, "weights")
+        if self.xent_regularize and xent_log_probs is None and wants_gradient(nnet_output):
+            _warn_of_no_branch(self.xent_regularize)
         if views not in (1, 2):
             raise ConfigError(f"views is {views!r}; expected 1 or 2")
         if shape[0] % views:

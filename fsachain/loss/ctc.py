@@ -30,6 +30,7 @@ from fsachain.loss.autograd import (
     Operator,
     add_at,
     as_tensor,
+    check_constant,
     new_buffer,
     scale_rows,
     wants_gradient,
@@ -448,7 +449,8 @@ def ctc_loss(
     check_budget(memory_budget)
     labels = labels.unsqueeze(0) if log_probs.ndim == 2 and labels.ndim == 1 else labels
     frames = _lengths(input_lengths, "input_lengths", scores)
-    priors = _NONE if log_priors is None else as_tensor(log_priors, name="log_priors").detach()
+    priors = _NONE if log_priors is None else as_tensor(log_priors, name="log_priors")
+    check_constant(priors, "log_priors")
     joined = joined_names(names, scores.shape[1])
     penalties: list[float] = []
     star, most_left_out = "mean", 0

@@ -190,6 +190,8 @@ def total_log_prob(
 
 
 def _check_weights(arc_log_probs: Tensor, num_arcs: int, scores: Tensor) -> None:
+    if not isinstance(arc_log_probs, Tensor):
+        raise ShapeError(f"arc_log_probs is a {type(arc_log_probs).__name__}; expected a torch tensor")
     if arc_log_probs.shape != (num_arcs,):
         raise ShapeError(
             f"arc_log_probs has shape {list(arc_log_probs.shape)}; expected [{num_arcs}], one for each arc"
