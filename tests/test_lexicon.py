@@ -122,6 +122,10 @@ def test_lm_phones_are_reproducible_change_with_the_seed_and_refuse_by_name():
     refuses(GraphError, r"text\[1\].*'w'", lm_phones, ["x", "w"], TWO_WAYS)
 
 
+def test_a_text_in_the_place_of_transcripts_is_not_spelled():
+    refuses(GraphError, "texts is one string; expected transcripts", Lexicon.characters, "ab ba")
+
+
 def test_a_pronunciation_needs_phones_and_a_probability():
     for pronunciation in (Pronunciation((), 1.0), Pronunciation((2,), 1.0), Pronunciation((1,), 0.0)):
         refuses(GraphError, "word 'a'", Lexicon, ("a",), ("A",), ((pronunciation,),), silence=None)

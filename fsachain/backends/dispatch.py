@@ -436,7 +436,8 @@ class ForwardBackward:
     def occupancy(self) -> Any:
         """float32 or (for float64 scores) float64 [N, T, P], equation (7), computed on first access.
 
-        Rows t < lengths[n] of an ok sequence sum to one; all other rows are exactly 0.
+        Rows t < lengths[n] of an ok sequence sum to one; all other rows are exactly 0. Until then, as for the occupancies
+        of arcs and states, the scores must not be written over.
         """
         return self._occupancy()
 

@@ -182,6 +182,8 @@ class Lexicon:
         oov: str | None = None,
     ) -> Lexicon:
         """A lexicon that spells: each word of `texts` (split at white space, or lists) is its characters."""
+        if isinstance(texts, str):
+            raise GraphError("texts is one string; expected transcripts, such as text.splitlines()")
         words = dict.fromkeys(
             word for text in texts for word in (text.split() if isinstance(text, str) else text)
         )
