@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 
 
 def phases(on_host: bool) -> dict[str, tuple[int, list[Step]]]:
-    """Steps in their order, those that tell most first, and how many of a phase run side by side."""
+    """Steps in their order, what is right before what is fast, and how many of a phase run side by side."""
     there = ["--on-host"] if on_host else []
 
     def step(
@@ -97,11 +97,11 @@ def phases(on_host: bool) -> dict[str, tuple[int, list[Step]]]:
             for names in FAMILIES
             for name in names
         ],
+        "tests": [Step(f"test: {name}", [*pytest, name], 90.0, must) for name in tests],
         "bench": [bench(f"bench: {name}", name, seconds=90) for name in MAKERS],
         "variants": [  # beside the rows of "bench: denominator"
             bench(f"variant: {name}", "denominator", "--variant", name, seconds=60) for name in VARIANTS
         ],
-        "tests": [Step(f"test: {name}", [*pytest, name], 90.0, must) for name in tests],
         "sanitizers": [
             step(f"{tool}: {', '.join(names)}", "gpu_driver", *names, seconds=240, before=watch)
             for tool, watch in watches.items()

@@ -209,7 +209,8 @@ class Bench:
         _tell_row(Row(f"{case.name}: memory", figures=peak, target=case.memory))
 
     def _replayed(self, case: Case) -> None:
-        times = self._taken(self._graph(case))
+        scores = case.scores(self.device)
+        times = self._taken(self._graph(case, scores))
         _tell_row(Row(f"{case.name}: replay", times=times, evaluations=case.work.evaluations))
 
     def _kernels(self, case: Case, call: Call) -> None:
@@ -259,9 +260,9 @@ class Bench:
             taken.append(seconds_of(call))
         return Times(tuple(taken))
 
-    def _graph(self, case: Case) -> Call:
-        """The replay of a CUDA graph of the case's step."""
-        scores, side = case.scores(self.device), torch.cuda.Stream()
+    def _graph(self, case: Case, scores: torch.Tensor) -> Call:
+        """The replay of a CUDA graph of the case's step, once its bits are those of the step; `scores` must outlive it."""
+        first, side = scores.detach().clone(), torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -270,7 +271,17 @@ class Bench:
         scores.grad = None
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            case.step(scores)
+            losses = case.step(scores)
+        gradient = scores.grad
+        assert gradient is not None
+        for _ in range(2):  # the second on what the first has left behind
+            scores.detach().copy_(first)  # which a gradient in place has written over
+            graph.replay()
+        found = losses.detach().clone(), gradient.clone()
+        scores.detach().copy_(first)
+        step = case.step(scores).detach(), scores.grad
+        if not all(map(torch.equal, found, step)):
+            raise ValueError("a replayed graph gives other bits than the step that it is of: not timed")
         return graph.replay
 
     def _peak(self, call: Call) -> int:

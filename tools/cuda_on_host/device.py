@@ -57,7 +57,8 @@ class HostMemory:
         import torch
 
         of_type = getattr(torch, dtype)
-        return torch.from_numpy(self.bytes)[: prod(shape) * of_type.itemsize].view(of_type).view(shape)
+        # As a device's, no view for torch.
+        return torch.from_numpy(self.bytes)[: prod(shape) * of_type.itemsize].view(of_type).view(shape).data
 
     def damage(self) -> str | None:
         """What was written outside the bytes; None if nothing was."""
