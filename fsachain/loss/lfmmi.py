@@ -147,7 +147,7 @@ def _star(given: SequenceCall) -> _Star:
 
 
 def _sum_of_frames(values: Tensor) -> Tensor:
-    """The sums of [N, T] over T, neighbours first: zeros behind change no bit, and a device has one order, unlike `cumsum`."""
+    """The sums of [N, T] over T, neighbours first: zeros behind change no bit, and a device has one order, unlike cumsum."""
     while values.shape[1] > 1:
         values = torch.nn.functional.pad(values, (0, values.shape[1] % 2))
         values = values[:, ::2] + values[:, 1::2]
