@@ -1,6 +1,7 @@
 """Features against the formulas, normalisation, and the cache on disk."""
 
 import multiprocessing
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
@@ -91,19 +92,14 @@ def test_sizes_are_those_of_most_recordings(tmp_path):
         (200, 25.0, 20.0, 0.0),
     ],
 )
-def test_filters_are_refused_where_they_make_columns_that_never_change(
-    bins, milliseconds, low, high, monkeypatch
-):
+def test_filters_that_hear_nothing_are_told_and_counted(bins, milliseconds, low, high):
     options = {"frame_length_ms": milliseconds, "low_freq": low, "high_freq": high}
-    with monkeypatch.context() as unchecked:
-        unchecked.setattr(FeatureConfig, "_check_filters", lambda _: None)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
         config = FeatureConfig(sample_rate=8000, num_mel_bins=bins, **options)
     deaf = np.count_nonzero(np.ptp(compute_features(noise(1, 8000), config), axis=0) == 0.0)
-    told = f"num_mel_bins is {bins}, {deaf} of which would lie between two lines of the spectrum"
-    if deaf:
-        refuses(ConfigError, told, FeatureConfig, sample_rate=8000, num_mel_bins=bins, **options)
-    else:
-        FeatureConfig(sample_rate=8000, num_mel_bins=bins, **options)
+    expected = [f"num_mel_bins is {bins}, {deaf} of which lie between two lines"] if deaf else []
+    assert [str(one.message)[: len(text)] for one, text in zip(told, expected, strict=True)] == expected
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fsachain.data.audio import Perturbation, audio_identity, count_samples, read_audio, recorded_rate
 from fsachain.data.cuts import cut_features
 from fsachain.data.utterance import Cut, Fault, Utterance, UtteranceError
-from fsachain.errors import ConfigError, DataError, check_choices, check_range, require
+from fsachain.errors import ConfigError, DataError, check_choices, check_range, require, warn_once
 from fsachain.files import read_npz, remove_partials, replacing
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.values import read_matrix, read_num_rows
@@ -96,7 +96,7 @@ class FeatureConfig:
             self._check_filters()
 
     def _check_filters(self) -> None:
-        """Refuse a bank of which filters would hear nothing: columns that never change."""
+        """Refuse edges beyond the spectrum; tell of filters that hear nothing, whose columns never change."""
         nyquist, padded = self.sample_rate / 2, 1
         high = self.high_freq if self.high_freq > 0 else nyquist + self.high_freq
         if not 0 <= self.low_freq < high <= nyquist:
@@ -111,9 +111,11 @@ class FeatureConfig:
         edges *= padded / self.sample_rate  # in lines of the spectrum; a filter hears those between its edges
         deaf = np.count_nonzero(np.floor(edges[:-2]) + 1 >= edges[2:])
         if deaf:
-            raise ConfigError(
-                f"num_mel_bins is {self.num_mel_bins}, {deaf} of which would lie between two lines of the spectrum, "
-                f"{self.sample_rate / padded:g} Hz apart; expected fewer, or a longer frame_length_ms"
+            warn_once(
+                "filters",
+                f"num_mel_bins is {self.num_mel_bins}, {deaf} of which lie between two lines of the spectrum, "
+                f"{self.sample_rate / padded:g} Hz apart, and never change; fewer, or a longer frame_length_ms, hear more",
+                UserWarning,
             )
 
     @property
