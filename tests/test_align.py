@@ -1,6 +1,7 @@
 """Word and phone times from network outputs that spell a known path."""
 
 import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from graph_paths import scores_along
 from refusals import refuses
 
 from fsachain.decode.align import Alignment, FrameTiming, align, align_utterance
-from fsachain.decode.ctm import CtmEntry, by_utterance, read_ctm, write_ctm
+from fsachain.decode.ctm import CtmEntry, by_utterance, read_ctm, write_ctm, write_textgrid
 from fsachain.decode.times import REACH, BoundaryModel, boundary_errors
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.graph.context import ContextTree
@@ -50,6 +51,8 @@ def test_times_are_those_that_the_scores_spell():
         ("no", pytest.approx(0.12), pytest.approx(0.24)),
         ("nose", pytest.approx(0.42), pytest.approx(0.18)),
     ]
+    for one in (found, Alignment("u", -math.inf, reason="no path")):
+        assert Alignment.from_dict(json.loads(json.dumps(one.to_dict()))) == one
 
 
 def test_a_phone_repeated_across_a_word_boundary_is_two_phones_of_two_words():
@@ -92,7 +95,8 @@ def test_impossible_utterances_are_named_with_their_reason():
 def test_bad_scores_are_refused_by_utterance_name():
     refuses(ShapeError, "'u7'", aligned, np.zeros(5), ["no"], "u7")
     refuses(DataError, r"'u7'.*NaN", aligned, np.full((5, TREE.num_pdfs), np.nan), ["no"], "u7")
-    refuses(ConfigError, "frame_shift", FrameTiming, 3, 1, 0.0)
+    for timing in ((3, 1, 0.0), (0, 1, 0.01)):
+        refuses(ConfigError, f"subsampling {timing[0]}, frame_shift {timing[2]}", FrameTiming, *timing)
 
 
 def test_ctm_files_survive_a_round_trip_and_bad_lines_are_named(tmp_path):
@@ -100,9 +104,27 @@ def test_ctm_files_survive_a_round_trip_and_bad_lines_are_named(tmp_path):
     path = tmp_path / "align/words.ctm"
     write_ctm(path, entries)
     assert path.read_text().splitlines()[0] == "u1 1 0.120 0.240 no"
+    assert str(entries[0]._replace(confidence=0.5)) == "u1 1 0.120 0.240 no 0.500"
     assert read_ctm(path) == entries
     (tmp_path / "bad.ctm").write_text("u1 1 0.1 0.2 a\nu1 1 x 0.2 a\n")
     refuses(DataError, r"bad\.ctm:2", read_ctm, tmp_path / "bad.ctm")
+
+
+def test_a_textgrid_has_what_touches_side_by_side_and_nothing_that_overlaps(tmp_path):
+    from praatio import textgrid
+
+    rows = (0.1, 0.20005, "a"), (0.3, 0.2, "b")  # rounded, as those of CTM files
+    for duration, end in ((0.4, 0.5), (0.7, 0.7)):
+        write_textgrid(tmp_path / "a", {"words": [CtmEntry("u", *row) for row in rows]}, duration)
+        grid = textgrid.openTextgrid(str(tmp_path / "a"), includeEmptyIntervals=False)
+        assert [tuple(entry) for entry in grid.getTier("words").entries] == [
+            (0.1, 0.30005, "a"), (0.30005, 0.5, "b")
+        ]  # fmt: skip
+        assert grid.maxTimestamp == end
+    for start, length, after in ((0.2, 0.5, "0.30005"), (-0.1, 0.2, "0"), (0.5, 0.0, "0.30005")):
+        wrong = [CtmEntry("u", *rows[0])] * (after != "0") + [CtmEntry("u", start, length, "b")]
+        told = f"utterance 'u': 'b' of tier 'phones' lasts from {start:g} .* at or after {after} s"
+        refuses(DataError, told, write_textgrid, tmp_path / "b", {"phones": wrong}, 1.0)
 
 
 def test_entries_of_an_utterance_are_in_order_of_time_wherever_they_stand():
@@ -155,7 +177,7 @@ def model():
 
 
 def test_boundaries_move_to_where_the_sound_changes_and_all_else_stays(model):
-    before, after = [], []
+    before, after, unshifted = [], [], []
     for samples, edges, wrong in corpus(10, first=1000):
         found = model.refine([samples], wrong)
         assert [phone[3:] for phone in found.phones] == [phone[3:] for phone in wrong.phones]
@@ -166,8 +188,11 @@ def test_boundaries_move_to_where_the_sound_changes_and_all_else_stays(model):
         assert all((word.start, word.duration) in spans and word.duration > 0 for word in found.words)
         before += [phone.start - edge for phone, edge in zip(wrong.phones[1:], edges[1:], strict=False)]
         after += [phone.start - edge for phone, edge in zip(found.phones[1:], edges[1:], strict=False)]
+        likeliest = replace(model, shifts=np.zeros_like(model.shifts)).refine([samples], wrong).phones[1:]
+        unshifted += [phone.start - edge for phone, edge in zip(likeliest, edges[1:], strict=False)]
         assert max(abs(np.diff([ends[:-1], [p.start for p in wrong.phones[1:]]], axis=0)[0])) <= REACH + 0.005
     assert np.abs(after).mean() < 0.4 * np.abs(before).mean()
+    assert np.abs(unshifted).mean() < 0.45 * np.abs(before).mean()
     assert abs(np.mean(after)) < 0.005 < abs(np.mean(before))
 
 
@@ -188,13 +213,35 @@ def test_pairs_that_only_stand_together_are_parted_where_the_sound_changes():
     assert errors[0] > 0.01 and abs(errors[1]) < 0.5 * errors[0]
 
 
+def test_a_stretch_without_a_phone_is_a_sound_of_its_own(model):
+    def without_silence(wrong):
+        return replace(wrong, phones=tuple(phone for phone in wrong.phones if phone.label != "SIL"))
+
+    other = BoundaryModel.fit([([samples], without_silence(wrong)) for samples, _, wrong in corpus(60)], RATE)
+    samples, _, wrong = corpus(1, first=7)[0]
+    found = model.refine([samples], wrong)
+    assert other.refine([samples], without_silence(wrong)) == without_silence(found)
+
+
+def test_what_is_in_no_word_is_shifted_half_as_far_from_the_sound_before_it(model):
+    all_words = [([samples], replace(wrong, words=wrong.phones)) for samples, _, wrong in corpus(60)]
+    expected = BoundaryModel.fit(all_words, RATE).shifts
+    assert expected[:, model.phones.index("SIL")].any()
+    expected[:, model.phones.index("SIL")] *= 0.5
+    np.testing.assert_array_equal(model.shifts, expected)
+
+
 def test_a_model_is_kept_in_a_file_and_damaged_ones_are_refused(model, tmp_path):
     model.save(tmp_path / "b.npz")
     again = BoundaryModel.load(tmp_path / "b.npz")
     samples, _, wrong = corpus(1, first=7)[0]
     assert again.refine([samples], wrong) == model.refine([samples], wrong)
-    np.savez(tmp_path / "other.npz", means=np.zeros(3))
-    refuses(DataError, "not a model of boundaries", BoundaryModel.load, tmp_path / "other.npz")
+    whole = dict(np.load(tmp_path / "b.npz"))
+    for other in ({"means": np.zeros(3)}, whole | {"format": "fsachain-boundaries-1"}):
+        np.savez(tmp_path / "other.npz", **other)
+        refuses(DataError, "not a model of boundaries", BoundaryModel.load, tmp_path / "other.npz")
+    np.savez(tmp_path / "other.npz", **whole | {"log_dets": whole["log_dets"][1:]})
+    refuses(DataError, "do not fit 3 phones", BoundaryModel.load, tmp_path / "other.npz")
 
 
 def test_what_the_model_cannot_place_stays_as_it_was(model):

@@ -12,10 +12,13 @@ from refusals import refuses
 from tolerances import ENUMERATION, LATTICE_POSTERIOR
 
 from fsachain.decode.decoder import Decoder, DecoderConfig
-from fsachain.decode.suspicious import BEAM, likely_paths, mended
-from fsachain.decode.transcribe import PauseCutter, word_posteriors
+from fsachain.decode.suspicious import BEAM, likely_paths, mend, mended
+from fsachain.decode.transcribe import PauseCutter, silence_pdfs, word_posteriors
 from fsachain.errors import ConfigError, DataError
+from fsachain.graph.context import ContextTree
 from fsachain.graph.forgive import Forgiveness
+from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.topology import Topology
 from fsachain.kaldi.lattice import Lattice
 
 YES, NO = 1, 2
@@ -119,6 +122,27 @@ def test_a_long_recording_is_cut_where_silence_is_likeliest():
     assert 70 <= len(pieces[0].scores) <= 85
     assert len(next(PauseCutter([], 90).accept(scores)).scores) == 90
     refuses(ConfigError, "max_frames is 1", PauseCutter, [2], 1)
+
+
+def test_silence_is_what_the_silence_phone_alone_has_or_the_blank():
+    entries = [("yes", 1.0, ["Y", "EH"]), ("no", 1.0, ["N"])]
+    for silence, topology, expected in (
+        ("SIL", Topology.chain(), [0, 1]),
+        (None, Topology.chain(), []),
+        (None, Topology.ctc(), [0]),
+    ):
+        lexicon = Lexicon.from_entries(entries, silence=silence)
+        assert silence_pdfs(lexicon, ContextTree.monophone(lexicon.phones, topology)) == expected
+
+
+def test_mending_says_what_was_said_and_leaves_a_transcript_where_nothing_can_be_found():
+    outputs = {"u1": test_decoder.spell(("yes", "maybe")), "u2": np.zeros((0, 7))}
+    written = dict.fromkeys(outputs, ("yes", "no"))
+    given = test_decoder.word_loop(), test_decoder.WORDS, Forgiveness(1.0, 1.0, 1.0)
+    found = mend(outputs, written, *given, num_workers=1)
+    assert {name: [one.words for one in best] for name, best in found.items()} == {
+        "u1": [("yes", "maybe")], "u2": [("yes", "no")]
+    }  # fmt: skip
 
 
 PENALTIES = st.one_of(st.just(math.inf), st.floats(0.0, 4.0))

@@ -78,14 +78,15 @@ def test_a_graph_file_written_anew_is_read_anew(tmp_path):
 
 def test_workers_do_not_change_results_nor_their_order():
     outputs = {f"u{count}": spell(("yes", "no", "maybe")[:count] * count, noise=1.0) for count in (3, 1, 2)}
-    calls = []
-    alone = decode(outputs, word_loop(), WORDS, num_workers=1)
+    calls, started = [], []
     progress = {"progress": lambda *call: calls.append(call)}
+    alone = decode(outputs, word_loop(), WORDS, num_workers=1, **progress)
+    assert calls == [(1, 3), (2, 3), (3, 3)]
     shared = decode(outputs, word_loop(), WORDS, num_workers=2, **progress)
-    with ThreadPoolExecutor(2) as executor:
+    with ThreadPoolExecutor(2, initializer=lambda: started.append(1)) as executor:
         lent = decode(outputs, word_loop(), WORDS, executor=executor)
     assert list(alone.items()) == list(shared.items()) == list(lent.items())
-    assert calls[-1] == (3, 3)
+    assert calls[-1] == (3, 3) and started
 
 
 def _touch(folder, decoder, scores, name):
@@ -125,8 +126,8 @@ def test_minus_infinity_forbids_a_word():
 
 def test_what_cannot_be_searched_is_refused_by_name(tmp_path):
     scores, graph = spell(("no",)), word_loop()
-    with pytest.raises(ShapeError, match=r"'utt7'.*6 columns.*up to 6"):
-        decode({"utt7": np.zeros((5, 6))}, graph, WORDS, num_workers=1)
+    for shape, told in (((5, 6), r"'utt7'.*6 columns.*up to 6"), ((5,), r"'utt7': expected \[T, P\], got")):
+        refuses(ShapeError, told, decode, {"utt7": np.zeros(shape)}, graph, WORDS, num_workers=1)
     wrong = scores.copy()
     wrong[1, 1] = np.nan
     refuses(DataError, r"'utt7'.*NaN", decode, {"utt7": wrong, "utt8": scores}, graph, WORDS, num_workers=2)

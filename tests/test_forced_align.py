@@ -119,10 +119,10 @@ def test_long_targets_in_many_stretches_have_the_oracles_path(topology, monkeypa
 
 
 def test_an_utterance_has_the_same_path_alone_and_padded_with_anything():
-    log_probs, targets = outputs(2, 40, 5), torch.tensor([[1, 2, 2, 4], [3, 0, 7, -1]])
+    log_probs, targets = outputs(2, 40, 5), torch.tensor([[1, 2, 2, 4, STAR], [STAR, STAR, 7, -1, 0]])
     log_probs[1, 9:] = math.nan
-    paths, scores = forced_align(log_probs, targets, torch.tensor([40, 9]), torch.tensor([4, 1]))
-    alone = forced_align(log_probs[1:, :9], targets[1:, :1])
+    paths, scores = forced_align(log_probs, targets, torch.tensor([40, 9]), torch.tensor([4, 1]), star=STAR)
+    alone = forced_align(log_probs[1:, :9], targets[1:, :1], star=STAR)
     assert torch.equal(paths[1, :9], alone[0][0]) and torch.equal(scores[1, :9], alone[1][0])
     assert (paths[1, 9:] == 0).all() and (scores[1, 9:] == 0).all()
 
@@ -169,6 +169,10 @@ WRONG = {
     "too long": ({"targets": torch.tensor([[1] * 6])}, AlignmentError, "utt-7: 10 frames for a target of 6"),
     "not three axes": ({"log_probs": outputs(10, 4)}, ShapeError, r"log_probs: expected a tensor \[B, T, C\]"),
     "two batches": ({"targets": torch.ones(2, 1, dtype=torch.int64)}, ShapeError, "targets has 2 rows"),
+    "no tensor": ({"log_probs": outputs(1, 10, 4).numpy()}, ShapeError, "log_probs: .* got ndarray"),
+    "no classes": ({"log_probs": outputs(1, 10, 0)}, ConfigError, "blank = 0"),
+    "scores of integers": ({"log_probs": torch.ones(1, 9, 4).long()}, ShapeError, "log_probs has dtype"),
+    "targets of booleans": ({"targets": torch.ones(1, 1) > 0}, ShapeError, "targets has dtype torch.bool"),
     "targets of floats": ({"targets": torch.ones(1, 1)}, ShapeError, "targets has dtype torch.float32"),
     "frames": ({"input_lengths": [11]}, ShapeError, r"input_lengths\[0\] = 11; expected 0 to 10, .* log_probs \[B, T"),
     "star is the blank": ({"star": 0}, ConfigError, "star = 0 is the blank"),
@@ -194,6 +198,7 @@ def test_all_utterances_without_an_alignment_are_named_at_once():
     with pytest.raises(AlignmentError, match=r"b: 2 frames.*c: 1 frames") as caught:
         forced_align(outputs(3, 5, 4), torch.tensor([[1, 2, 3]] * 3), **options)
     assert caught.value.utterances == [1, 2] and isinstance(caught.value, RuntimeError)
+    refuses(AlignmentError, "; and 2 more", forced_align, outputs(7, 1, 4), torch.ones(7, 2).long())
 
 
 def test_tokens_are_merged_and_get_the_mean_of_their_scores():
@@ -209,6 +214,7 @@ def test_spans_are_in_seconds_with_confidences():
     paths, scores = torch.tensor([[0, 3, 3, STAR]]), torch.log(torch.tensor([[1.0, 0.5, 0.5, 0.25]]))
     (found,) = spans(paths, scores, 0.02, offset=1.0, symbols="-xya")
     assert [span.token for span in found] == ["a", STAR]
+    assert spans(paths, scores, 0.02, symbols={3: "b"})[0][0].token == "b"
     np.testing.assert_allclose([span[1:] for span in found], [(1.02, 1.06, 0.5), (1.06, 1.08, 0.25)])
     refuses(ConfigError, "frame_seconds", spans, paths, scores, 0.0)
 

@@ -1,6 +1,7 @@
 """Window by window equals at once, in bounded memory."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tolerances import OBJF_PER_FRAME_FLOAT64
 
 from fsachain.backends.dispatch import best_path
 from fsachain.decode.align import STRICT, FrameTiming, LongAligner, Tolerance, alignment_numerator
-from fsachain.errors import ConfigError, DataError, ShapeError
+from fsachain.errors import ConfigError, DataError, GraphError, ShapeError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
@@ -61,7 +62,9 @@ def test_windows_give_the_best_path_of_the_whole(kind, words, pace, block, seed)
     arcs, log_prob = aligner.finish()
     assert log_prob == pytest.approx(whole.score[0], abs=OBJF_PER_FRAME_FLOAT64 * num_frames)
     np.testing.assert_array_equal(numerator.fsa.pdf[arcs], whole.pdfs[0])
-    assert numerator.phone_segments(arcs) == numerator.phone_segments(whole.arcs[0])
+    segments = numerator.phone_segments(arcs)
+    assert segments == numerator.phone_segments(whole.arcs[0])
+    assert sum(segment.num_frames for segment in segments) == num_frames
     margins = aligner.margins()
     np.testing.assert_array_equal(margins, scores[np.arange(num_frames), whole.pdfs[0]] - scores.max(axis=1))
 
@@ -130,6 +133,7 @@ def test_text_and_recording_that_do_not_fit_are_named():
     for cost in (-1.0, np.nan):
         given = ["yes"], LEXICON, tree, STRICT._replace(other=cost)
         refuses(ConfigError, "tolerance: other = .*; expected at least 0", alignment_numerator, *given)
+    refuses(GraphError, "the transcript is empty", alignment_numerator, [], LEXICON, tree)
 
 
 SAID = {"SIL": "SIL", "yes": "y e s", "no": "n o", "oh": "o", "em": "e m", "hum": "m s m s", "drone": "o"}
@@ -203,9 +207,16 @@ def test_no_phone_or_unknown_word_lasts_as_long_as_noise_does():
     assert times(heard(said, ["yes", "no", "yes"], loose).words)[1] == ("no", 6, 35)
 
 
+def test_another_word_may_stand_in_a_place_that_may_not_be_skipped():
+    found = heard(["yes", "hum", "oh"], ["yes", "no", "oh"], STRICT._replace(replace=2.0, other=0.7))
+    assert times(found.words) == [("yes", 0, 6), ("oh", 14, 16)] and found.skipped == (1,)
+
+
 def test_unknown_words_are_spelled_where_the_lexicon_spells_and_match_anything_where_it_does_not():
     found = heard(["yes", "hum", "no"], ["Yes,", "humm", "NO"], STRICT)
     assert times(found.words) == [("Yes,", 0, 6), ("humm", 6, 14), ("NO", 14, 18)] and not found.skipped
+    found = heard(["yes", "em", "no"], ["yes", "humm", "no"], STRICT, replace(LEXICON, oov="em"))
+    assert [entry.label for entry in found.phones[3:5]] == ["e", "m"]
     spelling = Lexicon.characters(["yes no oh em"], silence="SIL")
     found = heard(["yes", "hum", "no"], ["yes", "Ms-ms", "no"], STRICT, spelling)
     assert [entry.label for entry in found.phones[3:7]] == ["m", "s", "m", "s"]

@@ -10,6 +10,7 @@ import soundfile
 import torch
 from cli_fixtures import ARPA, assert_one_line, save_untrained
 
+from fsachain import Aligner
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.lattices import as_transducer
 from fsachain.errors import counted
@@ -155,6 +156,9 @@ def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, m
     entries = read_ctm(tmp_path / "a.ctm")
     assert [(entry.utterance, entry.label) for entry in entries] == [("a_b", word["word"]) for word in found]
     assert [entry.start for entry in entries] == [word["start"] for word in found]
+    aligned = Aligner.load(model).align(tmp_path / "a b.wav", None, [word["word"] for word in found]).words
+    assert [entry.start for entry in aligned] == [word["start"] for word in found]
+    assert [entry.start + entry.duration for entry in aligned] == pytest.approx([x["end"] for x in found])
 
 
 def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tmp_path):
@@ -220,8 +224,6 @@ def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, t
 def test_the_aligner_takes_paths_samples_and_any_rate_and_equals_align_long(
     fsachain, model, tmp_path
 ) -> None:
-    from fsachain import Aligner
-
     words, path = ["yes", "no", "yes"], record(tmp_path / "speech.wav", 16000, 2)
     (tmp_path / "text.txt").write_text(" ".join(words))
     fsachain.ok(f"align-long {MODEL} speech.wav text.txt out --filler-cost inf")
@@ -243,8 +245,6 @@ def test_the_aligner_takes_paths_samples_and_any_rate_and_equals_align_long(
 
 
 def test_the_aligner_names_what_cannot_be_aligned_and_goes_on(model, tmp_path) -> None:
-    from fsachain import Aligner
-
     path, aligner = record(tmp_path / "speech.wav"), Aligner.load(model)
     items = [
         (path, None, "yes no"),

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from refusals import refuses
 
 from fsachain.decode.wer import ErrorCounts, score
 from fsachain.errors import DataError
@@ -69,9 +70,22 @@ def test_speakers_add_up_to_the_total():
 
 def test_a_missing_hypothesis_is_all_deletions_and_named():
     report = score({"u1": ["a", "b"], "u2": ["c"]}, {"u2": ["c"]})
-    assert report.missing == ("u1",)
+    assert report.missing == ("u1",) and not report.by_speaker
     assert report.total.deletions == 2
-    assert "u1" in report.to_text()
+    assert "no hypothesis for 1 utterance: u1" in report.to_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (({"u": ["a"]}, {"u": ["a"], "v": ["a"]}), "hypotheses: 1 utterance without reference.* 'v'"),
+        (({"u": ["<eps>"]}, {}), "reference: the word '<eps>' is reserved"),
+        (({"u": ["a"]}, {"u": ["<eps>"]}), "hypothesis: the word '<eps>' is reserved"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused(given, message):
+    refuses(DataError, message, score, *given)
+    refuses(DataError, "speakers: 1 utterance without speaker.* 'u'", score, {"u": ["a"]}, {}, speakers={})
 
 
 def test_the_text_marks_each_error_under_its_word(tmp_path):

@@ -78,6 +78,7 @@ def test_a_lattice_weighed_anew_is_that_of_a_search_with_these_weights(lexicon, 
         for (name, scores), best in zip(outputs.items(), column, strict=True):
             expected = fresh.decode(scores)
             lattice = found[name].at(*point)
+            assert lattice.graph_cost.dtype == lattice.final_graph_cost.dtype == np.float32
             cost = shortest(lattice)
             total = expected.graph_log_prob + expected.acoustic_log_prob
             assert -cost == pytest.approx(total, abs=tolerances.GRAPH_COST)
@@ -176,6 +177,7 @@ def test_tuning_finds_the_only_weight_without_errors_and_the_middle_of_a_plateau
     assert [point.counts.errors for point in result.points] == [1, 0, 0, 0, 1]
     assert result.best.weights.lm_weight == 3
     assert result.to_text().count("*") == 1
+    assert result.to_text().splitlines()[1].split() == ["0.00"]
 
 
 def test_a_best_weight_or_penalty_at_an_edge_extends_the_grid_until_it_stands_inside():

@@ -331,7 +331,7 @@ def alignment_numerator(
                 begin = before[begin]
                 behind.add(begin)
             found += [(n, price[n] - price[place]) for n in sorted(behind - {place})]
-        if tolerance.repeat < math.inf and place < count:
+        if tolerance.repeat < math.inf:
             found += [(place + n, -tolerance.repeat) for n in range(1, min(_REACH, count - place) + 1)]
         return found
 

@@ -162,7 +162,7 @@ class _Paths(NamedTuple):
 
 def _paths_of(found: bool, lattice: Any) -> _Paths | None:
     """Of a lattice of kaldifst, which writes them to files alone."""
-    if not found or not lattice.num_states:
+    if not found:
         return None
     with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
         path = Path(folder, "lattice")

@@ -154,16 +154,12 @@ def _problem(
     )
     labels = targets.cpu().numpy().astype(np.int64)
     stars = np.zeros(labels.shape, np.bool_) if star is None else labels == star
-    some = (blank + 1) % num_classes if num_classes else 0
     counts, shape = (frame_counts, label_counts), (size, num_frames, num_classes)
-    plain = np.where(stars, some, labels)
+    plain = np.where(stars, int(blank == 0), labels)  # a class that is not the blank
     layout = "log_probs [B, T, C]"
     problem = make_problem(plain, *counts, shape, blank, topology, np.empty(0), 0.0, names, scores=layout)
     check_labels(problem)
-    width = problem.labels.shape[1]
-    stars = stars[:, :width] & (np.arange(width) < problem.label_counts[:, None])
-    if not stars.any():
-        return problem, stars
+    stars = stars[:, : problem.labels.shape[1]]
     return problem._replace(labels=np.where(stars, num_classes, problem.labels)), stars
 
 

@@ -245,7 +245,7 @@ def write_openfst_lattices(path: str | Path, lattices: Mapping[str, Lattice]) ->
         far.add(name, as_transducer(lattices[name]).to_openfst())
     del far  # writes the index of keys at the end
     # Where the disk is full OpenFst goes on.
-    if lattices and _num_in_far(path) < len(lattices):
+    if _num_in_far(path) < len(lattices):
         raise OSError(errno.EIO, "not all could be written; is the disk full?", str(path))
 
 

@@ -193,7 +193,7 @@ class BoundaryModel:
 
         Memory is that of half a minute. Where there are phones that the model never heard, boundaries stay.
         """
-        if not alignment.ok or not alignment.phones:
+        if not alignment.phones:
             return alignment
         moved: dict[int, float] = {}
         for piece in _pieces(blocks, self.sample_rate, alignment):
