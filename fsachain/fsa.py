@@ -151,7 +151,8 @@ class Fsa:
         usable = self.log_prob > -math.inf
         final = self.final_log_prob > -math.inf
         keep = on_a_path(self.start, final, self.src[usable], self.dst[usable])
-        keep[self.start] = True
+        if not keep[self.start]:
+            return Fsa(1, [], [], [], [], [-math.inf])
         return restricted(self, keep, self.final_log_prob, self.start)
 
     @classmethod

@@ -90,6 +90,7 @@ def test_a_penalty_that_cannot_be_is_named(options, message):
 
 def test_labels_and_units_that_cannot_be_are_named():
     refuses(GraphError, r"units = \[1, 1\]: expected distinct labels", forgive, [0], [1, 1])
+    refuses(GraphError, r"units = \[-1\]: expected distinct labels", forgive, [0], [-1])
     refuses(GraphError, "units = 3: expected distinct labels, integers", forgive, [0], 3)
     refuses(GraphError, r"units = \['a', 'b'\]: expected distinct labels, integers", forgive, [0], ["a", "b"])
     refuses(GraphError, r"labels has shape \[1\] and dtype float64", forgive, [0.5], [1])
@@ -157,6 +158,24 @@ def test_a_numerator_accepts_the_phones_of_what_may_have_been_said(words, option
     assert sum(wanted.values()) <= 1.0 or options.star == "sum"
 
 
+@pytest.mark.parametrize("star", ["mean", "sum"])
+def test_anything_is_phones_with_an_optional_silence_between_any_two(star):
+    """Three pronunciations have four phones, so that of three words four phones are expected."""
+    score, stop = Scorer(any_phones(LEXICON, star), log_add), 1 / 4
+    each = 1 / 2 if star == "mean" else 1.0
+    for length in range(1, 5):
+        for phones in itertools.product((SIL, A, B), repeat=length):
+            gaps = sum(SIL not in pair for pair in itertools.pairwise(phones))
+            silences = phones.count(SIL)
+            spoken, inside = length - silences, SIL not in (phones[0], phones[-1])
+            legal = inside and (SIL, SIL) not in itertools.pairwise(phones)
+            said = stop * (1 - stop) ** (spoken - 1) * each**spoken
+            silent = LEXICON.silence_prob**silences * (1 - LEXICON.silence_prob) ** gaps
+            expected = said * silent if legal else 0.0
+            found = math.exp(score([phone - 1 for phone in phones]))
+            assert found == pytest.approx(expected, abs=tolerances.ENUMERATION)
+
+
 def test_without_a_price_that_can_be_paid_a_numerator_is_the_plain_one():
     for normalization in (None, NORMALIZATION):
         plain, same = (
@@ -168,6 +187,7 @@ def test_without_a_price_that_can_be_paid_a_numerator_is_the_plain_one():
         assert found.log_prob[0] == pytest.approx(found.log_prob[1], abs=tolerances.ROUNDING)
         assert found.occupancy[0] == pytest.approx(found.occupancy[1], abs=tolerances.ROUNDING)
         assert same.said(found.arc_occupancy(1)) == pytest.approx([1.0, 1.0])
+    assert not Forgiveness(insertion=1.0, star="frames").has_star_of_frames
 
 
 @given(
@@ -322,7 +342,8 @@ def test_edits_are_the_derivatives_of_log_z_by_the_penalties(topology):
 
 def test_penalties_that_cannot_take_the_place_of_others_are_named():
     made = build_numerator(["a"], LEXICON, TREE, forgive=FORGIVING[0])
-    for options in (FORGIVING[3], Forgiveness(1.0, star="sum"), Forgiveness(1.0, most_left_out=1)):
+    others = Forgiveness(1.0, insertion=1.0), Forgiveness(1.0, star="sum"), Forgiveness(1.0, most_left_out=1)
+    for options in (FORGIVING[3], *others):
         refuses(ConfigError, "asks for other arcs than", made.priced, options)
     with pytest.raises(ConfigError, match="expected a forgiving one"):
         build_numerator(["a"], LEXICON, TREE).priced(FORGIVING[0])

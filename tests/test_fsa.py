@@ -108,7 +108,7 @@ def test_trim_leaves_states_on_a_path_and_the_start():
     assert trimmed.num_states == 3 and trimmed.pdf.tolist() == [0, 1, 4]
     assert trimmed.src.tolist() == [0, 1, 2] and trimmed.dst.tolist() == [1, 2, 2]
     assert trimmed.final_log_prob.tolist() == [-INF, -INF, -2.0]
-    empty = Fsa(2, [0], [1], [0], [0.0], [-INF, -INF], 1).trim()
+    empty = Fsa(2, [0, 1], [1, 1], [0, 0], [0.0, 0.0], [-INF, -INF], 1).trim()
     assert (empty.num_states, empty.num_arcs, empty.start) == (1, 0, 0)
 
 

@@ -177,6 +177,11 @@ def test_what_would_not_end_is_refused(fsa, call, message, semiring):
     refuses(GraphError, message, call, fsa, semiring=semiring)
 
 
+def test_a_deterministic_graph_with_a_cycle_stays_as_it_is():
+    loop = Fsa(2, [0, 0], [0, 1], [0, 1], [-0.5, -1.0], [-np.inf, 0.0])
+    assert determinize(loop, semiring="log").to_text() == loop.to_text()
+
+
 def test_a_cycle_of_probability_one_has_no_sum_but_a_best_path():
     loop = Fsa(1, [0], [0], [0], [0.0], [0.0])
     assert minimize(loop, semiring="tropical").num_states == 1

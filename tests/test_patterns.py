@@ -9,12 +9,13 @@ import pytest
 import tolerances
 from enumeration import all_paths, log_sum
 from graph_paths import Scorer, join, log_add, pdf_sequences, sample_paths
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from fsachain.decode.keyword import false_reject_rate, keyword_scores
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import DataError, GraphError
+from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph import transducer as epsilons
 from fsachain.graph.context import ContextTree
@@ -34,7 +35,7 @@ from fsachain.graph.patterns import (
 from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import phone_loop, spell
 from fsachain.graph.topology import Topology
-from fsachain.graph.transducer import remove_epsilons
+from fsachain.graph.transducer import product, remove_epsilons
 from fsachain.kaldi.archive import read_value
 from fsachain.openfst import Transducer, read_fst
 
@@ -178,12 +179,13 @@ def test_a_word_model_becomes_a_phone_model_of_the_same_weights():
 
 @st.composite
 def graphs_with_epsilons(draw):
-    """Epsilon arcs lead to higher states, others anywhere."""
+    """Epsilon arcs lead to states later in some order, others anywhere."""
     size = draw(st.integers(1, 5))
     states, weight = st.integers(0, size - 1), st.sampled_from([0.0, -0.5, -2.0, -math.inf])
     arcs = draw(st.lists(st.tuples(states, states, st.integers(1, 2), weight), max_size=6))
     pairs = draw(st.lists(st.tuples(states, states, weight), max_size=8))
-    arcs += [(min(a, b), max(a, b), 0, w) for a, b, w in pairs if a != b]
+    order = draw(st.permutations(range(size)))
+    arcs += [(order[min(a, b)], order[max(a, b)], 0, w) for a, b, w in pairs if a != b]
     finals = draw(st.lists(weight, min_size=size, max_size=size))
     columns = list(zip(*arcs, strict=True)) or [()] * 4
     src, dst, label = (np.array(column, dtype=np.int64) for column in columns[:3])
@@ -202,6 +204,15 @@ def total_of(graph, labels, state, done=0):
     return total
 
 
+@example(  # two ways to state 1 by epsilons, one through a state of a higher number
+    Transducer(
+        3,
+        0,
+        *np.array([[0, 0, 2], [1, 2, 1], [0] * 3, [0] * 3]),
+        np.zeros(3),
+        np.array([-math.inf, 0.0, -math.inf]),
+    )
+)
 @given(graphs_with_epsilons())
 def test_removing_epsilons_changes_no_score(graph):
     without, tags = remove_epsilons(graph, range(len(graph.src)))
@@ -214,6 +225,11 @@ def test_removing_epsilons_changes_no_score(graph):
             assert score([label - 1 for label in labels]) == pytest.approx(
                 expected, abs=tolerances.ENUMERATION
             )
+
+
+def test_a_product_that_accepts_nothing_has_no_arcs():
+    loop, endless = (Fsa(1, [0], [0], [0], [-0.5], [final]) for final in (0.0, -math.inf))
+    assert product(loop, loop)[0].num_arcs == 1 and product(loop, endless)[0].num_arcs == 0
 
 
 def test_a_cycle_of_epsilons_is_refused():
@@ -389,6 +405,21 @@ def test_too_few_frames_for_the_keyword_score_minus_infinity():
 def test_an_impossible_filler_is_refused():
     with pytest.raises(DataError, match=r"nnet_outputs\[0\]: the filler"):
         keyword_scores(KEYWORD, FILLER, np.full((1, 2, 2), -np.inf), [2])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (([1.0], [0.0], 0.0, 1.0), "hours_without = 0.0"),
+        (([1.0], [0.0], 1.0, -1.0), "false_alarms_per_hour = -1.0"),
+        (([], [0.0], 1.0, 1.0), "with_keyword has 0 scores"),
+        (([math.nan], [0.0], 1.0, 1.0), "no NaN anywhere"),
+        (([1.0], [math.nan], 1.0, 1.0), "no NaN anywhere"),
+    ],
+)
+def test_what_has_no_operating_point_is_refused(given, message):
+    *scores, rate = given
+    refuses(ConfigError, message, false_reject_rate, *scores, false_alarms_per_hour=rate)
 
 
 @given(SCORES, SCORES, st.floats(0.1, 20), st.floats(0, 10))

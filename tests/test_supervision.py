@@ -9,6 +9,7 @@ import tolerances
 from enumeration import all_paths, log_sum
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from refusals import refuses
 
 from fsachain import (
     ConfigError,
@@ -204,6 +205,7 @@ def spans(*rows):
         ([], {}, GraphError, "the alignment is empty"),
         (spans((4, 0, 30)), {}, GraphError, r"phone 0 has id 4: expected one in \[1, 3\]"),
         (spans((2, 10, 30), (3, 0, 30)), {}, GraphError, r"span \[0, 30\) after \[10, 30\)"),
+        (spans((2, 0, 30), (3, 10, 20)), {}, GraphError, r"span \[10, 20\) after \[0, 30\)"),
         (spans((2, 0, 34)), {}, GraphError, "ends at input frame 34, the utterance at 30"),
         (spans((2, 0, 12)), {}, GraphError, "no aligned phone lies near input frame 18 "),
         (spans(*((2, i, i + 1) for i in range(30))), {}, GraphError, "the 30 aligned phones have no path through 10"),
@@ -240,6 +242,12 @@ def test_windows_have_one_width_cover_every_frame_and_share_the_overlap(num_fram
     for before, after in pairwise(windows):
         assert before[1] - after[0] >= overlap
     assert (count - 1) * (width - overlap) + overlap < num_frames  # one chunk less would not do
+
+
+def test_windows_that_cannot_cover_their_utterance_are_refused():
+    for num_frames, count in ((0, 1), (21, 2)):
+        told = f"{count} chunks of 10 frames do not cover an utterance of {num_frames} frames"
+        refuses(GraphError, told, chunk_windows, num_frames, 10, count)
 
 
 @given(aligned=alignments(max_frames=40), width=st.integers(1, 8), extra=st.integers(0, 2))

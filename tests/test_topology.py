@@ -22,6 +22,9 @@ def test_survives_the_dictionary_form(topology):
         (lambda: Topology.left_to_right(0), "num_states = 0"),
         (lambda: Topology((HmmState(0, 2),)), r"pdf classes \[0, 2\]"),
         (lambda: Topology((HmmState(0, 1, 0.5),)), r"states\[0\].leave_log_prob = 0.5"),
+        (lambda: Topology((HmmState(0, 1, -math.inf), HmmState(2, 3))), r"leave_log_prob = -inf"),
+        (lambda: Topology((HmmState(0, 0, skips=((2, 0.5),)), HmmState(1, 1))), r"skips: state 2 = 0.5"),
+        (lambda: Topology((HmmState(0, 0, skips=((2, -1), (2, -1))), HmmState(1, 1))), r"leads to \[2, 2\]"),
         (lambda: Topology((HmmState(0, 0, -1, -1, ((2, -1.0),)),)), r"leads to \[2\]: expected .* among \[\]"),
         (
             lambda: Topology(

@@ -308,7 +308,7 @@ def determinize(fsa: Fsa, *, semiring: str) -> Fsa:
             "deterministic may not end; `fsachain.graph.denominator.lump` merges its states"
         )
     pywrapfst = require("pywrapfst", extra="graph")
-    return _back(pywrapfst.determinize(_in_semiring(fsa.trim(), semiring), delta=DELTA))
+    return Fsa.from_openfst(pywrapfst.determinize(_in_semiring(fsa.trim(), semiring), delta=DELTA))
 
 
 def minimize(fsa: Fsa, *, semiring: str) -> Fsa:
@@ -334,7 +334,7 @@ def minimize(fsa: Fsa, *, semiring: str) -> Fsa:
         )
     fst = _in_semiring(trimmed, semiring)
     fst.minimize(delta=DELTA)
-    return _back(fst)
+    return Fsa.from_openfst(fst)
 
 
 def _best_scores_exist(fsa: Fsa) -> bool:
@@ -388,11 +388,6 @@ def _in_semiring(fsa: Fsa, semiring: str) -> Any:
     if semiring == "log":
         fst = require("pywrapfst", extra="graph").arcmap(fst, map_type="to_log")
     return fst
-
-
-def _back(fst: Any) -> Fsa:
-    fst.connect()
-    return Fsa.from_openfst(fst)
 
 
 _ESCAPED = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})

@@ -405,8 +405,6 @@ class ContextTree:
         """The phones, left phones and pdf class that `pdf` stands for."""
         if not 0 <= pdf < self.num_pdfs:
             raise GraphError(f"pdf = {pdf}: expected a pdf in [0, {self.num_pdfs})")
-        if pdf == self.blank_pdf:
-            return PdfContext((), (), 0)
         return self._described[pdf]
 
     def equals(self, other: ContextTree) -> bool:
@@ -455,7 +453,7 @@ class ContextTree:
             phones = nothing.union(*(path[self.central_position] for path in paths))
             lefts = nothing.union(*(path.get(self.central_position - 1, nothing) for path in paths))
             anywhere = not self.central_position or len(lefts) == self.num_phones + 1
-            least = min((min(path[PDF_CLASS]) for path in paths), default=self.topology.num_pdf_classes)
+            least = min((min(path[PDF_CLASS]) for path in paths), default=0)
             found.append(PdfContext(tuple(sorted(phones)), () if anywhere else tuple(sorted(lefts)), least))
         return found
 

@@ -208,7 +208,7 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def _accepting(model: Fsa, name: str, what: str) -> Fsa:
     trimmed = model.trim()
-    if not trimmed.num_arcs or not np.isfinite(trimmed.final_log_prob).any():
+    if not trimmed.num_arcs:
         raise GraphError(f"{name} ({model.num_states} states, {model.num_arcs} arcs) accepts no {what}")
     return trimmed
 

@@ -398,10 +398,10 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
                 )
         if not phones:
             raise GraphError(f"{path}:{number}: word {word[:80]!r} has no phones")
-        if format == "lexicon" and len(phones) > 1 and "." in phones[0] and _probability(phones[0]):
+        if len(phones) > 1 and "." in phones[0] and _probability(phones[0]):
             raise GraphError(
                 f"{path}:{number}: phone {phones[0][:80]!r} looks like a probability; a lexicon "
-                "with probabilities is called lexiconp.txt"
+                "with probabilities is called lexiconp.txt, and has one on each line"
             )
         if marks := [phone for phone in phones if _DISAMBIGUATION.fullmatch(phone)]:
             raise GraphError(

@@ -490,9 +490,7 @@ def save_numerators(
 def source_of(path: str | os.PathLike[str]) -> NumeratorSource:
     """The `source` that `save_numerators` was given; "transcripts" for a file without."""
     source = read_npz(path, ("source",)).get("source")
-    return (
-        "graphs" if source is not None and source.size == 1 and source.item() == "graphs" else "transcripts"
-    )
+    return "graphs" if str(source) == "graphs" else "transcripts"
 
 
 def load_numerators(path: str | os.PathLike[str]) -> dict[str, Numerator]:

@@ -197,8 +197,8 @@ def _trimmed(
             if not keep[source]:
                 keep[source] = True
                 alive.append(source)
-    keep[0] = True
     kept = [arc for arc in arcs if keep[arc[0]] and keep[arc[1]]]
+    keep[0] = True
     graph = Transducer.of_arcs(kept, final[np.array(keep)])
     new = (np.cumsum(keep) - 1).astype(np.int32)
     return replace(graph, src=new[graph.src], dst=new[graph.dst]), [arc[5] for arc in kept]
