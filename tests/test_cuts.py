@@ -236,6 +236,9 @@ def test_names_in_a_tar_lead_nowhere(corpus):
 def test_a_tar_that_is_cut_short_or_no_tar_is_named(corpus):
     folder = shar_of(corpus, tarfile.TarInfo("a-1.wav"), (corpus / "a.wav").read_bytes())
     tar = folder / "recording.000000.tar"
+    with tarfile.open(tar, "a") as archive:
+        archive.addfile(tarfile.TarInfo("a-1.flac"))
+    refuses(DataError, r"the member 'a-1\.flac' is there twice", DataDir.read, folder)
     for size in (20_000, 700, 100):
         tar.write_bytes(tar.read_bytes()[:size])
         refuses(DataError, r"recording\.000000\.tar", DataDir.read, folder)

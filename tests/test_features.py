@@ -199,6 +199,10 @@ def test_cmvn_errors_name_what_is_wrong():
     cmvn = Cmvn.estimate(CmvnConfig("speaker"), matrices())
     refuses(DataError, "speaker 'stranger'", cmvn.apply, matrices()[0][1], "stranger")
     refuses(ShapeError, "5 columns, the cmvn statistics 4", cmvn.apply, np.zeros((3, 5), np.float32), "s0")
+    nothing = np.zeros((0, 4), np.float32)
+    for scope in ("none", "utterance"):
+        plain = Cmvn.estimate(CmvnConfig(scope), [("s", nothing)])
+        assert not plain.statistics and plain.apply(nothing, "s").shape == nothing.shape
     refuses(ConfigError, "'word'", CmvnConfig, "word")
     refuses(DataError, "at least one frame", Cmvn.estimate, CmvnConfig("global"), [])
     refuses(DataError, "lacks squares, total", Cmvn.from_state, CmvnConfig("global"), {"count": [1.0]})

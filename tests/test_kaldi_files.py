@@ -171,6 +171,28 @@ def test_end_to_end_examples_hold_the_supervision_that_kaldi_extracts(shared, na
         assert np.abs(ours.example.features[first] - expected).max() <= tolerances.FOUR_DECIMALS * 10
 
 
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        (
+            [(0, 0), (0, 3), (0, 7)],
+            r"sequence 0 of the output: expected 3 even steps, got frames \[0, 3, 7\]",
+        ),
+        ([(0, 0), (0, 3), (0, 6), (1, 0)], "sequence 0 of the output: expected 2 even steps"),
+        ([(0, -6), (0, -3)], "times -6 to -3 lie not in those of the input, -4 to 7"),
+        ([(0, 6), (0, 9)], "times 6 to 9 lie not in"),
+    ],
+)
+def test_outputs_that_do_not_lie_evenly_in_the_input_are_refused(outputs, message, tmp_path):
+    sequences = 1 + outputs[-1][0]
+    indexes = [(n, t, 0) for n in range(sequences) for t in range(-4, 8)]
+    graphs = sequences * kb.const_fst([[(1, 1, 0.0, 0)]], [0.0])
+    content = np.zeros((len(indexes), 1)), indexes, [(*place, 0) for place in outputs], sequences, graphs
+    (tmp_path / "cegs.ark").write_bytes(b"a \0B" + kb.chain_example(*content))
+    with pytest.raises(DataError, match=message):
+        list(read_examples(tmp_path / "cegs.ark"))
+
+
 def test_merged_examples_come_apart_into_their_sequences(tmp_path):
     """Rows of two sequences take turns; context of two frames before the first output is kept."""
     times = range(-4, 8)
@@ -316,6 +338,26 @@ SILENCE_WITH_SKIPS = """<Topology> <TopologyEntry> <ForPhones> 1 </ForPhones>
 <State> 0 <PdfClass> 0 <Transition> 0 0.5 <Transition> 2 0.5 </State>
 <State> 1 <PdfClass> 1 <Transition> 1 0.75 <Transition> 2 0.25 </State> <State> 2 </State>
 </TopologyEntry> </Topology> """
+
+
+ENTRY = """<TopologyEntry> <ForPhones> 1 2 </ForPhones>
+<State> 0 <PdfClass> 0 <Transition> 0 0.5 <Transition> 1 0.5 </State> <State> 1 </State>
+</TopologyEntry>"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (ENTRY, "", "a topology without phones"),
+        ("<State> 1 </State>", "", "phone 2: expected at least one emitting state, then an end"),
+        ("<State> 1 <", "<State> 1 <PdfClass> 1 <Transition> 0 1.0 <", "then an end without transitions"),
+        ("<Transition> 1", "<Transition> 2", "phone 2: expected at least one emitting state, then an end"),
+    ],
+)
+def test_a_topology_whose_phones_have_no_end_is_refused(old, new, message, tmp_path):
+    (tmp_path / "topo").write_text(f"<Topology>\n{ENTRY.replace(old, new)}\n</Topology>\n")
+    with pytest.raises(DataError, match=message):
+        read_topology(tmp_path / "topo")
 
 
 def test_a_topology_that_skips_states_is_read_with_its_probabilities(tmp_path):

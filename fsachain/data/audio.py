@@ -113,7 +113,7 @@ def add_noise(
     spectrum = np.fft.rfft(generator.standard_normal(len(samples)))
     bins = np.maximum(1, np.arange(len(spectrum)))
     noise = np.fft.irfft(spectrum * bins ** generator.uniform(-1.0, 1.0), len(samples))
-    power = np.mean(np.square(noise)) or 1.0
+    power = np.mean(np.square(noise))
     scale = np.sqrt(np.mean(np.square(samples, dtype=np.float64)) / power) * 10 ** (-ratio / 20)
     return (samples + scale * noise).astype(np.float32)
 

@@ -60,7 +60,7 @@ class Statistics:
                 f"features have {features.shape[1]} columns, the cmvn statistics {len(self.total)}"
             )
         mean, scale = self.mean_and_scale(moments)
-        return features - mean if moments == "mean" else (features - mean) * scale
+        return (features - mean) * scale
 
     def mean_and_scale(self, moments: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What is subtracted from features, and what they are multiplied by then: float32 [F] each."""
