@@ -82,6 +82,17 @@ def test_views_and_shared_tensors_are_stored_whole(tmp_path):
     assert all(torch.equal(read[name], value) for name, value in tensors.items())
 
 
+def test_tensors_that_changed_places_are_noticed(tmp_path):
+    Checkpoint(1, 0, 0, {"a": torch.zeros(2), "b": torch.ones(2)}).save(tmp_path)
+    (path,) = list_checkpoints(tmp_path)
+    content = path.read_bytes()
+    for old, new in ((b"model.a", b"model.c"), (b"model.b", b"model.a"), (b"model.c", b"model.b")):
+        assert content.count(old) == 1
+        content = content.replace(old, new)
+    path.write_bytes(content)
+    refuses(DataError, "checksum is wrong", Checkpoint.load, path)
+
+
 def test_pruning_keeps_the_last_epochs_and_the_newest_position(tmp_path):
     for epoch, batch in ((1, 0), (1, 5), (2, 0), (3, 0), (3, 4), (3, 8)):
         Checkpoint(epoch, batch, 0, {"weight": torch.ones(1)}).save(tmp_path)
@@ -214,6 +225,18 @@ def test_the_best_epoch_is_kept_beside_the_last(tmp_path):
     kept = [f"epoch-{epoch:04}-batch-000000" for epoch in (2, 4, 5)]
     assert [path.stem for path in list_checkpoints(tmp_path / "checkpoints")] == kept
     assert list(read_log(tmp_path / "train.jsonl"))[-1]["best_epoch"] == 2
+
+
+def test_the_final_model_is_the_mean_of_the_last_epochs(tmp_path):
+    examples, numerators = corpus(6)
+    trainer = new_trainer(tmp_path, numerators, num_epochs=3, average_last=2)
+    trainer.fit(examples)
+    last, before = (
+        Checkpoint.load(path).model for path in list_checkpoints(tmp_path / "checkpoints")[:-3:-1]
+    )
+    for name, value in trainer.model.named_parameters():
+        torch.testing.assert_close(value, (last[name] + before[name]) / 2)
+        assert not torch.equal(last[name], before[name])
 
 
 def test_half_a_line_of_the_log_and_hostile_ones_are_cut_and_the_rest_stays(tmp_path):

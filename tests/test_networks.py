@@ -8,6 +8,7 @@ import test_tdnnf
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 from tolerances import NETWORK_FLOAT32, NETWORK_FLOAT64
 
 from fsachain.cli.config import Experiment
@@ -92,13 +93,11 @@ def test_a_stream_gives_the_outputs_of_the_whole(name, chunks):
     model = made(name)
     stream = StreamingModel(model)
     features, lengths = batch([sum(chunks)])
-    parts = [stream.accept(part) for part in features[0].split(chunks)]
-    found = torch.cat([*parts, stream.finish()])
-    if not sum(chunks):
-        assert len(found) == 0
-        return
-    expected = model(features, lengths).nnet_output[0]
-    torch.testing.assert_close(found, expected, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
+    for one in (features, features.flip(1)):  # the second is an utterance of its own
+        parts = [stream.accept(part) for part in one[0].split(chunks)]
+        found = torch.cat([*parts, stream.finish()])
+        expected = model(one, lengths).nnet_output[0] if sum(chunks) else found[:0]
+        torch.testing.assert_close(found, expected, rtol=NETWORK_FLOAT64, atol=NETWORK_FLOAT64)
 
 
 @pytest.mark.parametrize("name", STREAMED)
@@ -142,9 +141,17 @@ def test_inputs_that_do_not_fit_are_refused(network):
         model(torch.zeros(2, 9, 5), torch.tensor([9, 10]))
 
 
-def test_a_network_whose_outputs_see_the_whole_utterance_has_no_stream():
-    with pytest.raises(ConfigError, match="each output of Conformer sees the whole utterance"):
-        StreamingModel(test_conformer.network())
+def test_what_has_no_stream_or_does_not_fit_it_is_refused():
+    whole, network = test_conformer.network(), test_tdnnf.network()
+    refuses(ConfigError, "each output of Conformer sees the whole utterance", StreamingModel, whole)
+    refuses(ConfigError, "is in training mode", StreamingModel, test_tdnnf.network().train())
+    refuses(ConfigError, "context: Linear does not say", StreamingModel, torch.nn.Linear(2, 2).eval())
+    refuses(ConfigError, r"context is \(-1, 0\)", StreamingModel, network, (-1, 0))
+    stream = StreamingModel(network)
+    refuses(ShapeError, r"finish\(\) before accept\(\)", stream.finish)
+    refuses(ShapeError, r"shape \[5\], expected \[T, F\]", stream.accept, torch.zeros(5))
+    stream.accept(torch.zeros(2, 5))
+    refuses(ShapeError, r"shape \[2, 4\], expected \[T, 5\]", stream.accept, torch.zeros(2, 4))
 
 
 # Section `network` of a configuration: kinds, import paths, what a class lacks, weights to begin with.

@@ -20,6 +20,7 @@ from fsachain.train.ending import best_average
 from fsachain.train.log import read_log
 from fsachain.train.optimizer import MaxChange, Schedules, by_prefix, make_optimizer, set_learning_rate
 from fsachain.train.schedule import Schedule
+from fsachain.train.step import GROW_AFTER, Precision
 from fsachain.train.trainer import Trainer
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
@@ -109,7 +110,15 @@ def test_frozen_parameters_stay_to_the_bit_until_their_epoch(name):
     assert [entry["norm.bias"] for entry in moved] == [number >= 2 for number in range(16)]
     assert all(entry["output.weight"] for entry in moved)
     schedule.apply(4, 16)  # a training that goes on freezes by its step alone
-    assert not model.hidden.weight.requires_grad
+    assert not model.hidden.weight.requires_grad and model.hidden.weight.grad is None
+
+
+def test_the_factor_of_float16_is_halved_by_an_overflow_and_doubled_after_many_steps_without():
+    precision = Precision("float16")
+    assert precision.note(finite=False) and precision.factor == 0.5
+    for _ in range(GROW_AFTER):
+        assert precision.factor == 0.5 and not precision.note(finite=True)
+    assert precision.factor == 1.0
 
 
 class Net(nn.Module):

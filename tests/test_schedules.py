@@ -1,6 +1,7 @@
 """Schedules: learning rate, piecewise linear values, and all that is set before each step of a training."""
 
 import itertools
+import math
 
 import pytest
 import tolerances
@@ -35,6 +36,17 @@ def test_the_rate_rises_to_its_peak_and_falls_to_its_final_value(decay):
     if decay != "constant":
         assert curve[-1] == pytest.approx(0.01)
         assert all(earlier > later for earlier, later in itertools.pairwise(curve[20:]))
+
+
+def test_half_cosines_are_flat_at_both_ends():
+    quarter = 0.5 - math.sqrt(0.125)  # of a quarter of the way
+    for decay, up, down in (
+        ("linear", 0.25, 0.25),
+        ("cosine", 0.25, quarter),
+        ("one-cycle", quarter, quarter),
+    ):
+        curve = rates(decay=decay)
+        assert (curve[5], curve[40]) == pytest.approx((0.1 + 0.9 * up, 1.0 - 0.99 * down))
 
 
 KALDI = "0,0@0.20,0.5@0.50,0"

@@ -170,19 +170,21 @@ def test_utterances_that_cannot_be_trained_on_are_named_with_their_reason(tmp_pa
 
 
 def test_epochs_and_the_final_model_are_shown_as_work_of_their_own(tmp_path, monkeypatch):
-    shown = []
+    shown, done, stream = [], [], io.StringIO()
 
     @contextmanager
     def counter(what, stream):
         shown.append(f"{what} begins")
-        yield lambda *_: None
+        yield lambda *state: done.append(state[:2])
         shown.append(f"{what} ends")
 
     monkeypatch.setattr(progress, "counter", counter)
     examples, numerators = corpus(10)
     trainer = new_trainer(tmp_path, numerators, num_epochs=1)
-    trainer.progress = ShownProgress(io.StringIO())
+    trainer.progress = ShownProgress(stream)
     trainer.fit(examples)
+    assert done[0] == (0, done[-1][1]) and done[-1][0] == done[-1][1] > 0
+    assert stream.getvalue().startswith("epoch   1/1  ")
     assert shown == ["epoch 1/1 begins", "epoch 1/1 ends", "final model begins", "final model ends"]
 
 
@@ -191,11 +193,14 @@ def test_a_batch_that_is_not_finite_is_skipped_named_and_leaves_no_trace(tmp_pat
     examples, numerators = corpus(10)
     examples[7].features[3] = 3e38  # finite, but the first layer overflows
     trainer = new_trainer(tmp_path, numerators, num_epochs=1, batch_size=1)
+    trainer.progress = ShownProgress(stream := io.StringIO())
     result = trainer.fit(examples)
     assert result.epochs[0]["train"]["skipped_batches"] == 1
     skipped = [event for event in read_log(tmp_path / "train.jsonl") if event["event"] == "skipped"]
     assert [event["utterances"] for event in skipped] == [["utt07"]]
-    assert "outputs that are not finite: utt07" in skipped[0]["diagnosis"]
+    told = skipped[0]["diagnosis"]
+    assert "outputs that are not finite: utt07" in told and "parameters" not in told
+    assert f"epoch 1: batch skipped (utt07): {told}\n" in stream.getvalue()
     for name, value in trainer.model.state_dict().items():
         assert torch.isfinite(value).all(), name
 

@@ -277,7 +277,7 @@ def _refuse_bombs(yaml: Any, text: str, path: str | Path) -> None:
     for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
         wrong = f"more than {MAX_VALUES} values; expected a table of options" if number > MAX_VALUES else ""
         if isinstance(event, yaml.AliasEvent):
-            wrong = wrong or f"the alias *{event.anchor}; expected plain values, written out"
+            wrong = f"the alias *{event.anchor}; expected plain values, written out"
         elif isinstance(event, yaml.CollectionEndEvent):
             around.pop()
         elif isinstance(event, yaml.NodeEvent):
@@ -285,12 +285,12 @@ def _refuse_bombs(yaml: Any, text: str, path: str | Path) -> None:
                 keys, is_value = around[-1]
                 if keys is not None and not is_value and isinstance(event, yaml.ScalarEvent):
                     if event.value in keys:  # PyYAML silently keeps the last
-                        wrong = wrong or f"the key {event.value!r} occurs twice"
+                        wrong = f"the key {event.value!r} occurs twice"
                     keys.add(event.value)
                 around[-1] = keys, not is_value
             if isinstance(event, yaml.CollectionStartEvent):
                 around.append((set() if isinstance(event, yaml.MappingStartEvent) else None, False))
             if len(around) > MAX_DEPTH:
-                wrong = wrong or f"nested deeper than {MAX_DEPTH}; expected a table of options"
+                wrong = f"nested deeper than {MAX_DEPTH}; expected a table of options"
         if wrong:
             raise ConfigError(f"{path}:{event.start_mark.line + 1}: {wrong}")
