@@ -247,7 +247,7 @@ def test_penalties_change_from_epoch_to_epoch_and_edits_are_in_the_log(fsachain,
     graphs = load_numerators(trained / "forgiving.npz")
 
     def priced(epoch):
-        return Forgiveness(9.0 - epoch, deletion=2.0, star="sum")
+        return Forgiveness(9.0 - epoch, deletion=2.0, star="frames")
 
     numerators = ForgivingNumerators(graphs, 1000, priced)
     name, graph = next(iter(graphs.items()))
@@ -266,7 +266,7 @@ def test_penalties_change_from_epoch_to_epoch_and_edits_are_in_the_log(fsachain,
 
 def test_stars_of_frames_train_alike_from_graphs_from_tables_and_from_transcripts(fsachain, trained):
     how = "--lang lang --den den --config small.yaml --set train.num_epochs=1"
-    how += " --set forgive.star=frames --set forgive.substitution=3 --set forgive.deletion=-1"
+    how += " --set forgive.substitution=3 --set forgive.deletion=-1"
     fsachain.ok(f"num-graphs data frames.npz {how}")
     fsachain.ok(f"num-tables data frames {how}")
     found = []
@@ -284,7 +284,7 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
     fsachain.ok(f"{numerators} --set forgive.insertion=2 --set forgive.deletion=3.5")
     language, normalization = load_lang(trained / "lang"), Fsa.read(trained / "den/normalization.fst")
     for name, found in load_numerators(trained / "forgiving.npz").items():
-        options = Forgiveness(insertion=2.0, deletion=3.5, star="sum")
+        options = Forgiveness(insertion=2.0, deletion=3.5, star="frames")
         how = (language.lexicon, language.tree)
         wanted = build_numerator(found.words, *how, normalization=normalization, forgive=options, name=name)
         assert np.array_equal(found.arc_word, wanted.arc_word)

@@ -99,6 +99,21 @@ def test_set_changes_what_the_file_says(fsachain, built):
 
 
 @pytest.mark.parametrize(
+    ("settings", "star"),
+    [
+        (["forgive.deletion=0"], "frames"),
+        (["forgive.substitution=5", "forgive.star=sum"], "sum"),
+        (["forgive.substitution=5", "phone_lm.ngram_order=0"], "sum"),  # of CTC
+        (["forgive.insertion=5"], "sum"),  # nothing has a star: known as before there was a choice
+        ([], "sum"),
+    ],
+)
+def test_a_star_that_is_not_given_is_of_frames_where_there_is_a_denominator_of_phones(settings, star):
+    made = read_experiment(None, settings)
+    assert made.settled().forgive == replace(made.forgive, star=star)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ("train", "--set train: expected SECTION.OPTION=VALUE"),

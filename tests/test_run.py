@@ -48,6 +48,18 @@ def stages_of(out):
     return [line[4:] for line in out.splitlines() if line.startswith("--- ")]
 
 
+def test_a_run_that_was_begun_with_other_stars_goes_on_with_them_and_is_refused_without(
+    fsachain, exp, inputs
+):
+    forgiving = f"run exp {inputs} --to train --set forgive.substitution=3 --set train.num_epochs=1"
+    fsachain.ok(f"{forgiving} --set forgive.star=sum")
+    assert "all is done" in fsachain.ok("run exp --to train").out
+    assert_one_line(fsachain(forgiving), "forgive.star was 'sum', is 'frames'")
+    plain = f"run plain {inputs} --to graphs"
+    fsachain.ok(f"{plain} --set forgive.star=sum")  # as earlier versions wrote it, with nothing forgiven
+    assert "all is done" in fsachain.ok(plain).out
+
+
 def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp, inputs):
     outcome = fsachain.ok(f"run exp {inputs} --seed 3")
     assert stages_of(outcome.out) == FIRST

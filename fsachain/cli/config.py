@@ -31,6 +31,7 @@ from fsachain.decode.decoder import DecoderConfig
 from fsachain.decode.rescore import RescoringConfig
 from fsachain.errors import ConfigError, check_choices, check_range, require
 from fsachain.files import write_text
+from fsachain.graph.context import ContextTree
 from fsachain.graph.forgive import Forgiveness, Star
 from fsachain.graph.supervision import DEFAULT_TOLERANCE
 from fsachain.graph.topology import Topology
@@ -318,15 +319,16 @@ class ForgiveConfig:
             (see `fsachain.train.schedule.Schedule`), taken at the middle of each epoch; None: there is none.
         insertion (nats): penalty of a word that was not said, likewise.
         deletion (nats): penalty of what the transcript lacks between two words, likewise; it may be below 0.
-        star: "sum": any phones are as likely as the phone language model says; "mean": each costs the log of their number
-            more; "frames": any frames, which cost least time.
+        star: "frames": any frames, which cost least time; "sum": any phones, as likely as the phone language model says;
+            "mean": each costs the log of their number more. None: "frames" with a phone language model
+            (`phone_lm.ngram_order`), that is for LF-MMI; "sum" without, for CTC, and for trees that look at the next phone.
         most_left_out (words): how many in a row may not have been said.
     """
 
     substitution: Scheduled | None = None
     insertion: Scheduled | None = None
     deletion: Scheduled | None = None
-    star: str = "sum"
+    star: str | None = None
     most_left_out: int = 3
 
     def __post_init__(self) -> None:
@@ -344,7 +346,7 @@ class ForgiveConfig:
         """At some progress of the training, at its end if none is given; None where nothing is forgiven."""
         given = (self.substitution, self.insertion, self.deletion)
         wrong, too_many, missing = (math.inf if one is None else value_at(one, progress) for one in given)
-        found = Forgiveness(wrong, too_many, missing, cast(Star, self.star), self.most_left_out)
+        found = Forgiveness(wrong, too_many, missing, cast(Star, self.star or "sum"), self.most_left_out)
         return None if set(given) == {None} else found
 
 
@@ -481,6 +483,18 @@ class Experiment:
             told = f"as the recordings have them: {number} {features.kind} at {rate} Hz"
             click.echo(f"features, {told if rate else f'as they come with the data: {number} columns'}")
         return replace(self, features=features)
+
+    def settled(self, tree: ContextTree | None = None) -> Experiment:
+        """With the star of `forgive` that is taken where none is given, for this tree, or for any that `lang` may make.
+
+        It is written nowhere but into what a work is known by: files keep what was given, to which penalties may come later.
+        """
+        if self.forgive.star is not None:
+            return self
+        found = self.forgive.forgiveness()
+        can_be = self.phone_lm.ngram_order > 0 and (tree is None or tree.is_narrow)
+        is_of_frames = can_be and found is not None and found.has_star
+        return replace(self, forgive=replace(self.forgive, star="frames" if is_of_frames else "sum"))
 
     @classmethod
     def from_dict(cls, sections: Mapping[str, Any], where: str = "") -> Experiment:

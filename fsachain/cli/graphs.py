@@ -158,10 +158,11 @@ def num_graphs(
     Out: OUT, one npz file. Numerators that need --floor are counted; training sets go without them.
     Example: fsachain num-graphs train graphs/train.npz --lang lang --den graphs
     """
-    forgive = None if as_written else experiment.forgive.forgiveness()
+    forgive = None if as_written else experiment.settled(lang.tree).forgive.forgiveness()
     if forgive is not None:
+        stars = f", star: {forgive.star}" if forgive.has_star else ""
         click.echo(
-            "transcripts may be wrong, by section forgive; those of a development set are not (--as-written)"
+            f"transcripts may be wrong, by section forgive{stars}; those of a development set are not (--as-written)"
         )
     lines = {} if patterns is None else read_table(patterns)
     if lines and lines.keys().isdisjoint(data.transcripts):
@@ -250,7 +251,7 @@ def num_tables(
     """
     said, faults = usable_transcripts(data.transcripts, lang.lexicon)
     resources.leave_out(faults, len(said), f"{out}: numerators")
-    forgive = None if as_written else experiment.forgive.forgiveness()
+    forgive = None if as_written else experiment.settled(lang.tree).forgive.forgiveness()
     with counter("numerators") as update:
         summary = make_shards(
             [(name, tuple(words)) for name, words in said.items()],

@@ -309,7 +309,7 @@ NAMES = (*FIRST_PASS, *SECOND_PASS, *BOTH_PASSES)
 
 def _digests(run: Run) -> dict[str, str]:
     """What a stage and all before it depend on, by stage: seed, options, tables of the data sets."""
-    config = run.config.to_dict()
+    config = run.config.settled().to_dict()
     before = [config["train"]["seed"], _kept(run.base).get("done", {}).get("train") if run.first else None]
     found = {}
     for name, stage in run.stages.items():

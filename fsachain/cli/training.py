@@ -177,7 +177,7 @@ def train_model(
     unseen: list[Fault] = []
     if isinstance(train, TrainingSet):
         train, unseen = train.seen()
-        forgive = experiment.forgive.forgiveness() if train.numerators is None else None
+        forgive = experiment.settled(lang.tree).forgive.forgiveness() if train.numerators is None else None
         if train.has_star or (forgive is not None and forgive.has_star_of_frames):
             graphs = graphs.with_star()
     spec = experiment.network_spec(lang.tree.num_pdfs)
@@ -233,7 +233,11 @@ def _claim_folder(experiment: Experiment, lang: Lang, denominator: Path, out: Pa
     The trainer itself compares the options of section `train` and the utterances.
     """
     elsewhere = ("train", "decoding", "rescoring")
-    options = {name: value for name, value in experiment.to_dict().items() if name not in elsewhere}
+    options = {
+        name: value
+        for name, value in experiment.settled(lang.tree).to_dict().items()
+        if name not in elsewhere
+    }
     made = made_with(lang.lexicon, lang.tree)
     options["graphs"] = {
         "phones": {str(number): phone for number, phone in enumerate(made["phones"], 1)},

@@ -277,7 +277,8 @@ class Loader:
         self, train: TrainingSet | ChunkedSet, prefixes: Sequence[str]
     ) -> ForgivingNumerators | None:
         """None where no numerator forgives, or none that is in memory."""
-        config, given = self.experiment.forgive, train.numerators if isinstance(train, TrainingSet) else None
+        config = self.experiment.settled(self.lang.tree).forgive
+        given = train.numerators if isinstance(train, TrainingSet) else None
         graphs = {} if given is None or isinstance(given, TableShards) else given
         if not any(graph.forgive is not None for graph in graphs.values()):
             if config.changing:
@@ -316,7 +317,7 @@ class Loader:
         def source(given: TrainingSet, corpus: Corpus, cmvn: Cmvn, faults: Sequence[Fault]) -> StreamSource:
             maker = None
             if given.numerators is None:
-                forgive = self.experiment.forgive.forgiveness()
+                forgive = self.experiment.settled(self.lang.tree).forgive.forgiveness()
                 how: dict[str, Any] = {"floor": FLOOR} if given is dev else {"forgive": forgive}
                 maker = compiler(self.lang, denominator, **how)
             augmentation = self.experiment.augment

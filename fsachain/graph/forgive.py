@@ -57,7 +57,8 @@ class Forgiveness:
         insertion: of a label that was not said, at least 0.
         deletion: of a star that the transcript lacks; above 0 but for words in LF-MMI and targets of transducers.
         star: "mean": a star's score is the log-mean over the units; "sum": their log-sum; "frames", of words in LF-MMI:
-            one frame or more, each at the score that `LFMMILoss` makes for a `DenominatorGraph.with_star`.
+            one frame or more, each at the score that `LFMMILoss` makes for a `DenominatorGraph.with_star`; what
+            commands take there where a configuration gives no star.
         most_left_out: labels in a row that may be left out, at least 1.
     """
 

@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--star",
         choices=["sum", "frames"],
-        default="sum",
+        default="frames",
         help="of forgiving LF-MMI; take another --exp for each; default: %(default)s",
     )
     add_options(parser, "weak_transcripts")
@@ -217,9 +217,10 @@ def _train(run: Run, options: argparse.Namespace) -> float | None:
         own |= FORGIVING[run.objective] | {
             "forgive": {"deletion": MISSING[run.objective][run.errors]} | wrong
         }
-        if options.star == "frames" and run.objective == "LF-MMI":
-            own["forgive"] |= {"star": "frames", "deletion": 0.0}
-            own["forgive"] |= OF_FRAMES[run.corpus] if wrong else {}
+        if run.objective == "LF-MMI":
+            own["forgive"] |= {"star": options.star}
+            if options.star == "frames":
+                own["forgive"] |= {"deletion": 0.0} | (OF_FRAMES[run.corpus] if wrong else {})
     _run(run, options, exp, "decode", own, mended)
     if run.way != "forgiving" or not ERRORS[run.errors or ""].substitution:
         return None
