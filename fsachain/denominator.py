@@ -62,11 +62,20 @@ def _first_arcs(fsa: Fsa, probs: Floats, merge: str = "sum") -> tuple[Ints, Ints
 STAR_BEGINS, STAR_LASTS = 3.0, 0.3  # nats, of a star and of each of its frames
 
 
-def add_star(fsa: Fsa, star_pdf: int, pdf: Ints, dst: Ints, log_prob: Floats) -> Fsa:
+def add_star(
+    fsa: Fsa,
+    star_pdf: int,
+    pdf: Ints,
+    dst: Ints,
+    log_prob: Floats,
+    begins: float = STAR_BEGINS,
+    lasts: float = STAR_LASTS,
+) -> Fsa:
     """The graph and one state more, the star: frames of a pdf of their own, which may begin wherever an arc may.
 
-    What follows it are arcs (pdf, dst, log_prob), those with which a sequence begins. Since denominator and normalization
-    get the same star, log Z of a numerator stays at most that of the denominator, whatever the star's pdf scores.
+    What follows it are arcs (pdf, dst, log_prob), those with which a sequence begins. It costs `begins` and `lasts` for each
+    frame. Since denominator and normalization get the same star, log Z of a numerator stays at most that of the denominator,
+    whatever the star's pdf scores.
     """
     star = fsa.num_states
     every, stars = np.arange(star), np.full(star + 1, star)
@@ -75,19 +84,21 @@ def add_star(fsa: Fsa, star_pdf: int, pdf: Ints, dst: Ints, log_prob: Floats) ->
         np.concatenate([fsa.src, every, [star], np.full(len(dst), star)]),
         np.concatenate([fsa.dst, stars, dst]),
         np.concatenate([fsa.pdf, np.full(star + 1, star_pdf), pdf]),
-        np.concatenate([fsa.log_prob, np.full(star, -STAR_BEGINS - STAR_LASTS), [-STAR_LASTS], log_prob]),
+        np.concatenate([fsa.log_prob, np.full(star, -begins - lasts), [-lasts], log_prob]),
         np.append(fsa.final_log_prob, 0.0),
         fsa.start,
     )
 
 
 @lru_cache(maxsize=4)  # an Fsa is immutable and hashed by identity
-def normalization_with_star(fsa: Fsa, star_pdf: int) -> Fsa:
-    """Of a `normalization_fsa`, that of the denominator with a star; itself if it has one."""
+def normalization_with_star(
+    fsa: Fsa, star_pdf: int, begins: float = STAR_BEGINS, lasts: float = STAR_LASTS
+) -> Fsa:
+    """Of a `normalization_fsa`, that of the denominator with a star, as `add_star` makes it; itself if it has one."""
     if star_pdf in fsa.pdf:
         return fsa
     first = fsa.src == fsa.start
-    return add_star(fsa, star_pdf, fsa.pdf[first], fsa.dst[first], fsa.log_prob[first])
+    return add_star(fsa, star_pdf, fsa.pdf[first], fsa.dst[first], fsa.log_prob[first], begins, lasts)
 
 
 NUM_STEPS = 100

@@ -18,7 +18,7 @@ from refusals import refuses
 import fsachain
 from fsachain import ContextTree, DenominatorGraph, Forgiveness, Lexicon, LFMMILoss, Topology, build_numerator
 from fsachain.data.utterance import Utterance
-from fsachain.decode.suspicious import doubts
+from fsachain.decode.suspicious import doubts, with_cheap_star
 from fsachain.errors import ConfigError, GraphError
 from fsachain.graph.denominator import build_denominator, coarse
 from fsachain.graph.forgive import forgive
@@ -349,11 +349,18 @@ def test_penalties_that_cannot_take_the_place_of_others_are_named():
         build_numerator(["a"], LEXICON, TREE).priced(FORGIVING[0])
 
 
-def test_a_planted_word_is_doubted_and_the_others_are_not():
+@pytest.mark.parametrize(
+    ("options", "normalization"),
+    [
+        (Forgiveness(4.0, 4.0, 4.0, "sum"), NORMALIZATION),
+        (Forgiveness(4.0, 4.0, 4.0, "frames"), with_cheap_star(NORMALIZATION, TREE.num_pdfs)),
+    ],
+)
+def test_a_planted_word_is_doubted_and_the_others_are_not(options, normalization):
     """Scores that say SIL A B A SIL; the transcript has a word too many, then a wrong one, then misses one."""
     pdfs = [pdf for phone in (SIL, A, B, A, SIL) for pdf in np.repeat(TREE.hmm_pdfs(phone)[0], [1, 3])]
     scores = scores_along(pdfs, TREE.num_pdfs, -8.0)
-    how = {"normalization": NORMALIZATION, "forgive": Forgiveness(4.0, 4.0, 4.0, "sum")}
+    how = {"normalization": normalization, "forgive": options}
     transcripts = {
         "right": "ab a",
         "inserted": "ab ab a",
@@ -364,9 +371,11 @@ def test_a_planted_word_is_doubted_and_the_others_are_not():
     numerators = {
         name: build_numerator(text.split(), LEXICON, TREE, **how) for name, text in transcripts.items()
     }
-    found, failed = doubts(dict.fromkeys(transcripts, scores) | {"short": scores[:0]}, numerators)
+    found, failed = doubts(
+        dict.fromkeys(transcripts, scores) | {"short": scores[:0]}, numerators, NORMALIZATION
+    )
     assert set(failed) == {"short"}
-    assert (found["right"].said > 0.9).all() and found["right"].unwritten < 0.05
+    assert (found["right"].said > 0.9).all() and found["right"].unwritten < 0.1
     assert found["inserted"].wrong == pytest.approx(1.0, abs=0.1)
     assert found["substituted"].said[0] > 0.9 > 0.1 > found["substituted"].said[1]
     assert found["deleted"].said[0] > 0.5 and found["deleted"].unwritten > 0.3

@@ -11,10 +11,12 @@ from edit_scripts import STAR, spoken_scripts
 from graph_paths import Scorer, join, log_add
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import xlogy
 from test_forgive import DENOMINATOR, ENTRIES, LEXICON, LM, LONGEST, NORMALIZATION, SIL, TREE
 
 import fsachain
 from fsachain import ContextTree, DenominatorGraph, Forgiveness, Lexicon, LFMMILoss, Topology, build_numerator
+from fsachain.decode.suspicious import score_of_any_frame
 from fsachain.denominator import normalization_with_star
 from fsachain.errors import ConfigError
 from fsachain.graph.denominator import build_denominator
@@ -134,6 +136,34 @@ def test_nothing_beside_a_sequence_changes_a_bit_of_what_the_star_scores(seed, f
     together = loss.with_star(scores, [frames + more, frames])
     alone = loss.with_star(scores[1:, :frames], [frames])
     assert torch.equal(together[1:, :frames], alone)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_a_frame_of_anything_scores_its_arcs_and_their_entropy_given_all_before(scale):
+    """By all paths of four frames, written down."""
+    graph, scores = NORMALIZATION, wide(9, 4, scale=scale)[0]
+    paths = [((), graph.start, 0.0)]
+    for frame in scores:
+        paths = [
+            ((*arcs, arc), graph.dst[arc], weight + graph.log_prob[arc] + frame[graph.pdf[arc]])
+            for arcs, state, weight in paths
+            for arc in np.flatnonzero(graph.src == state)
+        ]
+    weights = np.array([weight + graph.final_log_prob[state] for _, state, weight in paths])
+    log_z = np.logaddexp.reduce(weights)
+    prob = np.exp(weights - log_z)
+    arcs = np.array([said for said, *_ in paths])
+    entropy = [0.0]
+    for t in range(1, 5):
+        _, group = np.unique(arcs[:, :t], axis=0, return_inverse=True)
+        together = np.bincount(group.ravel(), prob)
+        entropy.append(-xlogy(together, together).sum())
+    each = graph.log_prob[arcs] + scores[np.arange(4), graph.pdf[arcs]]
+    occupancy = oracle([graph], TREE.num_pdfs, scores[None]).arc_occupancy(0)
+    found = score_of_any_frame(scores, occupancy, graph)
+    near = tolerances.FLOAT64 * scale
+    assert found == pytest.approx(prob @ each + np.diff(entropy), abs=near)
+    assert found.sum() == pytest.approx(log_z, abs=near)
 
 
 def test_without_a_star_numerators_and_losses_are_the_plain_ones_to_the_bit():

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from fsachain.cli.config import ForgiveConfig
 from fsachain.cli.graphs import any_phones, build_numerators, normalization_option, phones_per_loop_option
 from fsachain.cli.lang import Lang
 from fsachain.cli.model import TRAINED, AcousticModel, load_word_network, model_lang_option, normalise_set
@@ -36,7 +37,7 @@ from fsachain.decode.rescore import (
     best_word_sequences,
     sums_over_paths,
 )
-from fsachain.decode.suspicious import doubts
+from fsachain.decode.suspicious import doubts, with_cheap_star
 from fsachain.decode.suspicious import mend as mend_outputs
 from fsachain.decode.transcribe import timed_words
 from fsachain.decode.tune import TuningPoint, TuningResult, tune
@@ -46,7 +47,7 @@ from fsachain.files import parse_json
 from fsachain.files import write_text as write_file
 from fsachain.fsa import Fsa
 from fsachain.graph.decoding import DecodingGraph, Weights
-from fsachain.graph.forgive import Forgiveness
+from fsachain.graph.forgive import Forgiveness, Star
 from fsachain.graph.grammar import NgramScores, grammar_from_arpa, word_loop
 from fsachain.graph.numerator import made_with
 from fsachain.graph.open_vocabulary import open_grammar, spelling_model, spelt_out, words_and_pieces
@@ -527,7 +528,9 @@ def suspicious(
     resources: Resources = with_resources("cache", "workers", "jobs", "bad_data", "commands"),
     substitution: float = option(NATS, "Penalty of a word in whose place another was said.", default=4.0),
     insertion: float = option(NATS, "Penalty of a word that was not said.", default=4.0),
-    deletion: float = option(float, "Penalty of words that the transcript lacks.", default=-3.0),
+    deletion: float | None = option(
+        float, "Penalty of words that the transcript lacks; by default 2, with a model of CTC -3."
+    ),
 ) -> None:
     """List the words of transcripts that were hardly said, worst first.
 
@@ -538,11 +541,17 @@ def suspicious(
     """
     fresh(out, "words.txt", "utterances.txt")
     data, outputs = network_outputs(model, data, resources)
-    forgive = Forgiveness(substitution, insertion, deletion, "sum")
-    numerators, faults = build_numerators(lang, data, normalization, resources, forgive)
+    star = replace(model.experiment, forgive=ForgiveConfig(deletion=0.0)).settled(lang.tree).forgive.star
+    if deletion is None:
+        deletion = 2.0 if star == "frames" else -3.0
+    forgive = Forgiveness(substitution, insertion, deletion, cast(Star, star))
+    starred = normalization
+    if forgive.has_star_of_frames:
+        starred = with_cheap_star(normalization, lang.tree.num_pdfs)
+    numerators, faults = build_numerators(lang, data, starred, resources, forgive)
     usable = {name: scores for name, scores in outputs.items() if name in numerators}
     with counter("utterances") as update:
-        found, failed = doubts(usable, numerators, progress=update)
+        found, failed = doubts(usable, numerators, normalization, progress=update)
     faults += [Fault(name, f"utterance {name!r}: {reason}", "no path") for name, reason in failed.items()]
     resources.leave_out(faults, len(found), f"{out}: doubts")
     words = sorted(

@@ -8,30 +8,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
+from scipy.special import xlogy
 
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
 from fsachain.decode.decoder import Decoder, DecoderConfig, Graph, search_all
 from fsachain.decode.lattices import ArcsByLevel
 from fsachain.decode.rescore import BEAM_ROUNDING, WordSequence, best_of
+from fsachain.denominator import normalization_with_star
 from fsachain.errors import counted
+from fsachain.fsa import Fsa
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import Numerator
 from fsachain.graph.spelling import NO_WORD
 from fsachain.kaldi.lattice import Lattice
 from fsachain.openfst import Transducer
-from fsachain.table import compile_table
+from fsachain.table import TransitionTable, compile_table
 
 Ints = npt.NDArray[np.integer]
 Floats = npt.NDArray[np.floating]
 BEAM = 4.0  # nats behind the best: what else was said
+STAR_LASTS = 0.15  # nats for each frame of a star, which is no part of a training here
 
 
 class Doubt(NamedTuple):
     """What is doubtful about one transcript.
 
     said [U] is the probability of each of `words` of having been said; `unwritten` the share of the frames that are spent on
-    what the transcript lacks.
+    what the transcript lacks, which is no pause where stars are of frames: these take pauses too.
     """
 
     words: tuple[str, ...]
@@ -44,27 +49,42 @@ class Doubt(NamedTuple):
         return float((1.0 - self.said).sum())
 
 
+def with_cheap_star(normalization: Fsa, num_pdfs: int) -> Fsa:
+    """A `normalization_fsa` with the star of frames that `doubts` does best with, to build numerators for it."""
+    return normalization_with_star(normalization, num_pdfs, 0.0, STAR_LASTS)
+
+
 def doubts(
     nnet_outputs: Mapping[str, npt.NDArray[np.floating]],
     numerators: Mapping[str, Numerator],
+    normalization: Fsa,
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[str, Doubt], dict[str, str]]:
     """Doubts by utterance id, and for utterances that have none the reason.
 
-    `nnet_outputs` [T, P] and `numerators`, forgiving ones with a normalization (`build_numerator`), are by utterance id;
-    `progress` is called with (utterances done, utterances in all).
+    `nnet_outputs` [T, P] and `numerators`, forgiving ones (`build_numerator`), are by utterance id; `normalization`, without
+    a star, is what these were made with, or got their star (`with_cheap_star`). `progress` is called with (utterances done,
+    utterances in all).
     """
     found: dict[str, Doubt] = {}
     failed: dict[str, str] = {}
+    everything: TransitionTable | None = None
     for done, (name, scores) in enumerate(nnet_outputs.items(), start=1):
-        numerator = numerators[name]
+        numerator, speech = numerators[name], np.ones(len(scores))
+        if numerator.forgive is not None and numerator.forgive.has_star_of_frames:
+            everything = everything or compile_table(normalization, scores.shape[1], name="normalization")
+            arcs = forward_backward(TableBatch.pack([everything]), scores[None]).arc_occupancy(0)
+            is_pause = np.isin(normalization.pdf, numerator.fsa.pdf[numerator.arc_word == NO_WORD])
+            speech = 1.0 - arcs[:, is_pause].sum(axis=1)
+            star = score_of_any_frame(scores, arcs, normalization)
+            scores = np.column_stack([scores, star.astype(scores.dtype)])
         table = compile_table(numerator.fsa, scores.shape[1], name=name)
         result = forward_backward(TableBatch.pack([table], [name]), scores[None])
         if result.ok[0]:
             occupancy = result.arc_occupancy(0)
-            unwritten = occupancy[:, numerator.arc_word < NO_WORD].sum() / len(scores)
-            found[name] = Doubt(numerator.words, numerator.said(occupancy), float(unwritten))
+            unwritten = occupancy[:, numerator.arc_word < NO_WORD].sum(axis=1) * speech
+            found[name] = Doubt(numerator.words, numerator.said(occupancy), float(unwritten.mean()))
         else:
             failed[name] = (
                 f"no path of {counted(len(scores), 'frame')}, {numerator.required_frames:.0f} are needed"
@@ -72,6 +92,18 @@ def doubts(
         if progress is not None:
             progress(done, len(nnet_outputs))
     return found, failed
+
+
+def score_of_any_frame(scores: Floats, arcs: Floats, normalization: Fsa) -> npt.NDArray[np.float64]:
+    """(S3) of docs/losses.md [T]: what each frame of `scores` [T, P] adds to log Z of `normalization`.
+
+    `arcs` [T, A] is the occupancy of its arcs.
+    """
+    leaves = np.ones(arcs.shape[1]), (np.arange(arcs.shape[1]), normalization.src)
+    states = arcs @ sparse.csr_array(leaves, shape=(arcs.shape[1], normalization.num_states))
+    expected = np.einsum("ta,ta->t", arcs, scores[:, normalization.pdf] + normalization.log_prob)
+    found: npt.NDArray[np.float64] = expected + xlogy(states, states).sum(1) - xlogy(arcs, arcs).sum(1)
+    return found
 
 
 def mend(
