@@ -144,6 +144,10 @@ def test_stored_features_are_taken_for_kind_archive(corpus, storage):
         np.testing.assert_allclose(found, matrix, atol=0.0 if storage == "numpy" else 0.1)
         computed = utterance_features(one, FEATURES)
         assert computed.shape == (50, 8)  # of the recording, where other features are asked for
+    content = cut.to_dict()
+    del content["recording"]
+    (one,) = DataDir.read(write_lines(corpus / "alone.jsonl", content))
+    assert one.audio is None and utterance_features(one, ARCHIVE).shape == matrix.shape
 
 
 def plain_content(corpus, name="a-1"):

@@ -82,7 +82,10 @@ def test_frame_limit_holds_for_padded_batches():
 
 def test_recorded_speech_becomes_normalised_examples(shared, tmp_path):
     data = DataDir.read(shared / "data" / "digits" / "isolated" / "dev").select(lambda u: u.id < "k")
-    examples = load_examples(data, FeatureConfig(), cache_dir=tmp_path, num_workers=2)
+    calls = []
+    progress = {"progress": lambda *call: calls.append(call)}
+    examples = load_examples(data, FeatureConfig(), cache_dir=tmp_path, num_workers=2, **progress)
+    assert calls == sorted(calls) and {of for _, of in calls} == {len(data)} == {calls[-1][0]}
     assert [e.id for e in examples] == [u.id for u in data]
     assert examples[0].words and examples[0].features.shape[1] == 40
     normalised = normalise(examples, estimate_cmvn(examples, CmvnConfig("global")))

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -347,6 +348,10 @@ def test_penalties_that_cannot_take_the_place_of_others_are_named():
         refuses(ConfigError, "asks for other arcs than", made.priced, options)
     with pytest.raises(ConfigError, match="expected a forgiving one"):
         build_numerator(["a"], LEXICON, TREE).priced(FORGIVING[0])
+    made = build_numerator(["a"] * 12, LEXICON, TREE, forgive=FORGIVING[0])
+    for places in (0 * made.state_place, made.state_place + 40):
+        damaged = replace(made, state_place=places)
+        refuses(GraphError, "state_place: no places of these words", damaged.priced, FORGIVING[0])
 
 
 @pytest.mark.parametrize(

@@ -340,16 +340,15 @@ SILENCE_WITH_SKIPS = """<Topology> <TopologyEntry> <ForPhones> 1 </ForPhones>
 </TopologyEntry> </Topology> """
 
 
-ENTRY = """<TopologyEntry> <ForPhones> 1 2 </ForPhones>
-<State> 0 <PdfClass> 0 <Transition> 0 0.5 <Transition> 1 0.5 </State> <State> 1 </State>
-</TopologyEntry>"""
+STATES = "<State> 0 <PdfClass> 0 <Transition> 0 0.5 <Transition> 1 0.5 </State> <State> 1 </State>"
+ENTRY = f"<TopologyEntry> <ForPhones> 1 2 </ForPhones> {STATES} </TopologyEntry>"
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
         (ENTRY, "", "a topology without phones"),
-        ("<State> 1 </State>", "", "phone 2: expected at least one emitting state, then an end"),
+        (STATES, "<State> 0 </State>", "phone 2: expected at least one emitting state, then an end"),
         ("<State> 1 <", "<State> 1 <PdfClass> 1 <Transition> 0 1.0 <", "then an end without transitions"),
         ("<Transition> 1", "<Transition> 2", "phone 2: expected at least one emitting state, then an end"),
     ],

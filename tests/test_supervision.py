@@ -284,5 +284,12 @@ def test_chunks_survive_one_file(tmp_path):
             np.testing.assert_array_equal(ours.frame_weights, theirs.frame_weights)
             for part in ("src", "dst", "pdf", "log_prob", "final_log_prob"):
                 np.testing.assert_array_equal(getattr(ours.fsa, part), getattr(theirs.fsa, part))
+    arrays = dict(np.load(path))
+    for name, message in (
+        ("chunk_start", "has 11 rows; expected 12"),
+        ("names", "has 11 rows, num_states 12"),
+    ):
+        np.savez(path, **arrays | {name: arrays[name][1:]})
+        refuses(GraphError, f"{name} {message}", load_chunks, path)
     save_chunks(path, {})
     assert load_chunks(path) == {}

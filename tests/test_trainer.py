@@ -23,6 +23,7 @@ from fsachain.train.schedule import Schedule, ScheduleConfig
 from fsachain.train.source import BatchSource, supervise
 from fsachain.train.step import EpochSums, Stepper
 from fsachain.train.trainer import prefetch
+from fsachain.train.world import World
 
 
 def test_the_objective_rises_on_training_and_unseen_utterances(tmp_path):
@@ -211,6 +212,16 @@ def test_training_stops_with_a_diagnosis_after_bad_batches_in_a_row(tmp_path):
         example.features[:] = 3e38
     with pytest.raises(DivergedError, match=r"3 batches in a row .*max_bad_batches.*utt0\d, utt0\d: loss"):
         new_trainer(tmp_path, numerators, max_bad_batches=3, batch_size=2).fit(examples)
+
+
+def test_threads_are_those_that_are_asked_for():
+    before = torch.get_num_threads()
+    try:
+        for asked, expected in ((before + 1, before + 1), (0, before + 1)):
+            World.alone().take_threads(asked)
+            assert torch.get_num_threads() == expected
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_each_epoch_draws_one_version_of_each_utterance():

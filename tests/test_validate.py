@@ -91,7 +91,7 @@ CASES: dict[str, Callable[[Path], object]] = {
     r"unreadable audio: cannot read .*2\.wav": lambda f: (f / "2.wav").write_bytes(b"this is a text"),
     "unreadable audio: 16000 bytes of samples in its header and 7978 in the file": cut("2.wav", 8022),
     "unreadable audio: not a regular file": lambda f: ((f / "2.wav").unlink(), (f / "2.wav").mkdir()),
-    "empty audio: gives no frame": lambda f: speak(f / "2.wav", 0.0),
+    r"empty audio: 2\.wav' gives no frame": lambda f: speak(f / "2.wav", 0.0),
     "sampling rate: 16000 Hz, expected 8000 Hz": lambda f: speak(f / "2.wav", rate=16000),
     "features not finite: first in frame 0 of 50": samples([0.1, float("nan")]),
     "empty text: transcript is empty": edit("text", "u2 no\n", "u2\n"),
