@@ -161,6 +161,7 @@ def test_a_wrong_change_is_one_line_before_any_work(fsachain, built, change, mes
         ("train.micro_batch=-1", "micro_batch is -1; expected at least 0"),
         ("train.schedule.warmup=1.0", "warmup is 1.0"),
         ("train.schedule.peak=0.0", "peak is 0.0; expected more than 0"),
+        ("train.schedule.decay=exponential train.schedule.final=0.0", "exponential decay never reaches 0"),
         ("train.optimizer.max_grad_norm=0.0", "max_grad_norm is 0.0; expected more than 0"),
         ("rescoring.num_hypotheses=0", "num_hypotheses is 0; expected at least 1"),
         ("train.dropout_schedule=0,1@0.5,0", "dropout_schedule: 1.0 is not in"),

@@ -202,8 +202,10 @@ def test_cmvn_errors_name_what_is_wrong():
     nothing = np.zeros((0, 4), np.float32)
     for scope in ("none", "utterance"):
         plain = Cmvn.estimate(CmvnConfig(scope), [("s", nothing)])
-        assert not plain.statistics and plain.apply(nothing, "s").shape == nothing.shape
+        with np.errstate(all="raise"):
+            assert not plain.statistics and plain.apply(nothing, "s").shape == nothing.shape
     refuses(ConfigError, "'word'", CmvnConfig, "word")
+    refuses(ConfigError, "needs statistics under the name 'global'", Cmvn, CmvnConfig("global"))
     refuses(DataError, "at least one frame", Cmvn.estimate, CmvnConfig("global"), [])
     refuses(DataError, "lacks squares, total", Cmvn.from_state, CmvnConfig("global"), {"count": [1.0]})
 

@@ -218,6 +218,15 @@ def test_an_alignment_that_cannot_be_used_is_refused_with_the_utterance(phones, 
         build_supervision(phones, 30, TREES["chain"], name="u7", **options)
 
 
+def test_frames_that_an_utterance_has_not_are_refused():
+    given = spans((2, 0, 30)), TREES["chain"]
+    refuses(GraphError, "'u7': num_input_frames = 0", build_supervision, given[0], 0, given[1], name="u7")
+    found = build_supervision(given[0], 30, given[1], name="u7")
+    for start, end in ((-1, 5), (5, 5), (5, 11)):
+        told = rf"'u7': chunk of the output frames \[{start}, {end}\): expected 0 <= start < end <= 10"
+        refuses(GraphError, told, found.chunk, start, end)
+
+
 def test_a_chunk_that_the_denominator_never_saw_is_refused():
     model = estimate_phone_lm([[1, 2]], ngram_order=2)
     tree = TREES["chain"]

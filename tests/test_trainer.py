@@ -1,27 +1,29 @@
 """The training loop, on a toy corpus and with a stand-in for the loss where the loss is not the point."""
 
 import io
+import math
 import re
 import threading
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import tolerances
 import torch
-from toy_training import NUM_FEATURES, corpus, lfmmi_trainer, new_trainer, one_pdf_table
+from toy_training import NUM_FEATURES, ToyModel, corpus, lfmmi_trainer, new_trainer, one_pdf_table
 
 from fsachain import progress
-from fsachain.data.dataset import Example
+from fsachain.data.dataset import Example, collate
 from fsachain.errors import ConfigError, DataError
 from fsachain.train.checkpoint import list_checkpoints, load_tensors, save_tensors
 from fsachain.train.config import OptimizerConfig, TrainConfig
 from fsachain.train.log import JsonLinesLog, read_log
-from fsachain.train.reporting import DivergedError, ShownProgress
+from fsachain.train.reporting import DivergedError, ShownProgress, diagnose, find_causes
 from fsachain.train.schedule import Schedule, ScheduleConfig
-from fsachain.train.source import BatchSource, supervise
-from fsachain.train.step import EpochSums, Stepper
+from fsachain.train.source import BatchSource, SupervisedBatch, supervise
+from fsachain.train.step import EpochSums, StepOutcome, Stepper
 from fsachain.train.trainer import prefetch
 from fsachain.train.world import World
 
@@ -204,6 +206,30 @@ def test_a_batch_that_is_not_finite_is_skipped_named_and_leaves_no_trace(tmp_pat
     assert f"epoch 1: batch skipped (utt07): {told}\n" in stream.getvalue()
     for name, value in trainer.model.state_dict().items():
         assert torch.isfinite(value).all(), name
+
+
+def test_a_diagnosis_names_what_was_not_finite_first():
+    examples, _ = corpus(2)
+    examples[1].features[3] = math.nan
+    model = ToyModel()
+    with torch.no_grad():
+        model.output.bias[0] = math.inf
+    outcome = StepOutcome(math.nan, math.inf, usable=False)
+    assert find_causes(model, [SupervisedBatch(collate(examples), None)], outcome) == [
+        "features that are not finite in utt01", "parameters that are not finite: output.bias"
+    ]  # fmt: skip
+    for found, told in (
+        (
+            outcome,
+            "loss nan, gradient norm inf; a network output that is not finite; features and parameters",
+        ),
+        (
+            replace(outcome, loss=1.0),
+            "a gradient that is not finite; features and parameters are finite: try",
+        ),
+        (replace(outcome, overflow=True), "inf; a number too large for float16, the gradients of the next"),
+    ):
+        assert told in diagnose(found, [])
 
 
 def test_training_stops_with_a_diagnosis_after_bad_batches_in_a_row(tmp_path):

@@ -98,6 +98,9 @@ def test_a_checkpoint_that_lost_its_checksum_is_refused(tmp_path):
     save_file({"model.w": torch.ones(2)}, tmp_path / "sum.safetensors", metadata=meta)
     with pytest.raises(DataError, match="checksum is wrong"):
         load_tensors(tmp_path / "sum.safetensors")
+    save_file({"w": torch.ones(2)}, tmp_path / "other.safetensors", metadata={"format": "pt", "header": "{}"})
+    with pytest.raises(DataError, match=r"other\.safetensors: expected format 'fsachain .*, got 'pt'"):
+        load_tensors(tmp_path / "other.safetensors")
 
 
 def test_names_that_point_elsewhere_are_no_checkpoints(tmp_path):
