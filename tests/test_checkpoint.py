@@ -227,18 +227,6 @@ def test_the_best_epoch_is_kept_beside_the_last(tmp_path):
     assert list(read_log(tmp_path / "train.jsonl"))[-1]["best_epoch"] == 2
 
 
-def test_the_final_model_is_the_mean_of_the_last_epochs(tmp_path):
-    examples, numerators = corpus(6)
-    trainer = new_trainer(tmp_path, numerators, num_epochs=3, average_last=2)
-    trainer.fit(examples)
-    last, before = (
-        Checkpoint.load(path).model for path in list_checkpoints(tmp_path / "checkpoints")[:-3:-1]
-    )
-    for name, value in trainer.model.named_parameters():
-        torch.testing.assert_close(value, (last[name] + before[name]) / 2)
-        assert not torch.equal(last[name], before[name])
-
-
 def test_half_a_line_of_the_log_and_hostile_ones_are_cut_and_the_rest_stays(tmp_path):
     log = JsonLinesLog(tmp_path / "train.jsonl")
     log.write("start")

@@ -288,13 +288,16 @@ def test_the_kinds_of_ending_give_the_models_they_name(tmp_path):
     examples, numerators = corpus()
     weights, newest = {}, {}
     for kind in ("mean", "none"):
-        trainer = new_trainer(tmp_path / kind, numerators, combine=kind)
+        trainer = new_trainer(tmp_path / kind, numerators, combine=kind, average_last=2)
         trainer.fit(examples)
         weights[kind] = trainer.model.state_dict()["output.weight"]
         newest[kind] = Checkpoint.load(list_checkpoints(tmp_path / kind / "checkpoints")[-1])
     last = newest["none"].model["output.weight"]
     assert all(torch.equal(checkpoint.model["output.weight"], last) for checkpoint in newest.values())
     assert torch.equal(weights["none"], last)
+    averaged = list_checkpoints(tmp_path / "mean" / "checkpoints")[-2:]
+    models = torch.stack([Checkpoint.load(path).model["output.weight"] for path in averaged])
+    torch.testing.assert_close(weights["mean"], models.mean(dim=0))
     assert not torch.equal(weights["mean"], last)
 
 
