@@ -152,7 +152,8 @@ class Fsa:
         final = self.final_log_prob > -math.inf
         keep = on_a_path(self.start, final, self.src[usable], self.dst[usable])
         if not keep[self.start]:
-            return Fsa(1, [], [], [], [], [-math.inf])
+            none = np.zeros(0, np.int32)
+            return Fsa(1, none, none, none, np.zeros(0), np.array([-math.inf]))
         return restricted(self, keep, self.final_log_prob, self.start)
 
     @classmethod
