@@ -71,14 +71,7 @@ def test_every_transcript_has_a_numerator_and_those_with_one_keep_it(words, name
 def test_a_floor_lets_no_more_through_than_a_path_needs():
     """Of "2 1" and "0 2 2" the model has "1" alone: the first needs one step through the floor, the other more."""
     model = Fsa(3, [0, 0], [1, 2], [0, 1], [-0.5, -1.0], [-math.inf, -math.inf, 0.0])
-    ways = Fsa(
-        5,
-        [0, 1, 0, 3, 4],
-        [1, 2, 3, 4, 2],
-        [2, 1, 0, 2, 2],
-        [0.0] * 5,
-        [*[-math.inf] * 2, 0.0, *[-math.inf] * 2],
-    )
+    ways = Fsa.from_text("0 1 3\n1 2 2\n0 3 1\n3 4 3\n4 2 3\n2\n")
     found, origin = product(ways, model, -3.0)
     assert origin.tolist() == [0, 1] and found.log_prob.tolist() == [-3.0, -1.0]
 

@@ -204,15 +204,13 @@ def total_of(graph, labels, state, done=0):
     return total
 
 
-@example(  # two ways to state 1 by epsilons, one through a state of a higher number
-    Transducer(
-        3,
-        0,
-        *np.array([[0, 0, 2], [1, 2, 1], [0] * 3, [0] * 3]),
-        np.zeros(3),
-        np.array([-math.inf, 0.0, -math.inf]),
-    )
+# Two ways to state 1 by epsilons, one through a state of a higher number.
+DIAMOND = Transducer.of_arcs(
+    [(src, dst, 0, 0, -0.5) for src, dst in ((0, 1), (0, 2), (2, 1))], np.array([-math.inf, 0.0, -math.inf])
 )
+
+
+@example(DIAMOND)
 @given(graphs_with_epsilons())
 def test_removing_epsilons_changes_no_score(graph):
     without, tags = remove_epsilons(graph, range(len(graph.src)))

@@ -40,11 +40,8 @@ def test_the_rate_rises_to_its_peak_and_falls_to_its_final_value(decay):
 
 def test_half_cosines_are_flat_at_both_ends():
     quarter = 0.5 - math.sqrt(0.125)  # of a quarter of the way
-    for decay, up, down in (
-        ("linear", 0.25, 0.25),
-        ("cosine", 0.25, quarter),
-        ("one-cycle", quarter, quarter),
-    ):
+    shares = {"linear": (0.25, 0.25), "cosine": (0.25, quarter), "one-cycle": (quarter, quarter)}
+    for decay, (up, down) in shares.items():
         curve = rates(decay=decay)
         assert (curve[5], curve[40]) == pytest.approx((0.1 + 0.9 * up, 1.0 - 0.99 * down))
 
