@@ -154,6 +154,13 @@ def plain_content(corpus, name="a-1"):
     return cut_of(corpus / "a.wav", name, 0.25, 1.25).to_dict()
 
 
+def test_a_cut_may_be_of_a_recording_that_is_longer_than_any_utterance(corpus):
+    content = plain_content(corpus)
+    content["recording"] |= {"duration": 100_000.0, "num_samples": 800_000_000}
+    (one,) = DataDir.read(write_lines(corpus / "cuts.jsonl", content))
+    assert (one.start, one.end) == (0.25, 1.5)
+
+
 def with_source(corpus, kind, source):
     content = plain_content(corpus)
     content["recording"]["sources"] = [{"type": kind, "channels": [0], "source": source}]
