@@ -82,14 +82,12 @@ def test_views_and_shared_tensors_are_stored_whole(tmp_path):
     assert all(torch.equal(read[name], value) for name, value in tensors.items())
 
 
-def test_tensors_that_changed_places_are_noticed(tmp_path):
+def test_a_tensor_under_another_name_is_noticed(tmp_path):
     Checkpoint(1, 0, 0, {"a": torch.zeros(2), "b": torch.ones(2)}).save(tmp_path)
     (path,) = list_checkpoints(tmp_path)
     content = path.read_bytes()
-    for old, new in ((b"model.a", b"model.c"), (b"model.b", b"model.a"), (b"model.c", b"model.b")):
-        assert content.count(old) == 1
-        content = content.replace(old, new)
-    path.write_bytes(content)
+    assert content.count(b"model.b") == 1
+    path.write_bytes(content.replace(b"model.b", b"model.c"))
     refuses(DataError, "checksum is wrong", Checkpoint.load, path)
 
 
