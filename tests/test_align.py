@@ -62,6 +62,15 @@ def test_a_phone_repeated_across_a_word_boundary_is_two_phones_of_two_words():
     assert [round(word.duration / 0.03) for word in found.words] == [5, 4, 2]
 
 
+def test_blanks_are_no_phones_and_those_inside_a_word_belong_to_it():
+    tree = ContextTree.monophone(LEXICON.phones, Topology.ctc())
+    said = [tree.pdf(LEXICON.phone_id(phone), 0) if phone else 0 for phone in ("", "N", "", "OW", "")]
+    scores = scores_along(np.repeat(said, 2), tree.num_pdfs, -10.0)
+    found = align_utterance(scores, build_numerator(["no"], LEXICON, tree), LEXICON.phones, TIMING)
+    assert [phone.label for phone in found.phones] == ["N", "OW"]
+    assert (found.words[0].start, found.words[0].duration) == pytest.approx((0.06, 0.18))
+
+
 def test_alignments_are_monotonic_and_cover_every_frame_whatever_the_scores():
     rng = np.random.default_rng(11)
     for frames in (6, 7, 20, 41):

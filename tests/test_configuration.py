@@ -164,6 +164,7 @@ def test_a_wrong_change_is_one_line_before_any_work(fsachain, built, change, mes
         ("train.schedule.decay=exponential train.schedule.final=0.0", "exponential decay never reaches 0"),
         ("train.optimizer.max_grad_norm=0.0", "max_grad_norm is 0.0; expected more than 0"),
         ("rescoring.num_hypotheses=0", "num_hypotheses is 0; expected at least 1"),
+        ("rescoring.lm_weights=[1,1]", "rescoring.lm_weights: expected one or more different numbers"),
         ("train.dropout_schedule=0,1@0.5,0", "dropout_schedule: 1.0 is not in"),
         ("train.combine=best", "combine: 'best' is not one of mean, best-average, none"),
         ("train.optimizer.betas=[0.9]", "betas: expected 2 values"),

@@ -181,6 +181,9 @@ def test_a_wrong_text_is_aligned_where_it_is_right_and_the_rest_is_named(
     assert list(found.skipped) == skipped
     if other is not None:
         assert [stretch[1:] for stretch in times(found.other)] == other
+        assert not any(
+            start <= one.start < end for _, start, end in times(found.other) for one in found.phones
+        )
         assert all(word.confidence > 0.99 for word in found.words)
 
 

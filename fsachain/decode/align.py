@@ -233,7 +233,7 @@ def alignment_of(
     for _, position, first, length in segments:
         if position <= NO_WORD:
             continue
-        again = begins is not None and begins[arcs[first]] and numerator.arc_is_start[arcs[first]]
+        again = begins is not None and begins[arcs[first]]
         if spoken and spoken[-1][0] == position and not again:
             spoken[-1][2] = first + length
         else:
