@@ -12,7 +12,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -49,14 +48,14 @@ class BiphoneStatistics:
         topology: as given.
         count: float64 [phones + 1, phones + 1, pdf classes], frames; indexed by phone id, left phone id (0: none), class.
         sum, squares: float64, `count`'s shape and then [F].
+        moments: float64, `count`'s shape and then [1 + 2 F], of which the others are views.
     """
 
     def __init__(self, num_phones: int, topology: Topology, num_features: int) -> None:
-        shape = (num_phones + 1, num_phones + 1, topology.num_pdf_classes)
+        shape = (num_phones + 1, num_phones + 1, topology.num_pdf_classes, 1 + 2 * num_features)
         self.topology = topology
-        self.count: Floats = np.zeros(shape)
-        self.sum: Floats = np.zeros((*shape, num_features))
-        self.squares: Floats = np.zeros((*shape, num_features))
+        self.moments: Floats = np.zeros(shape)
+        self.count, self.sum, self.squares = _parts(self.moments)
 
     def accumulate(self, frames: npt.ArrayLike, phones: Sequence[AlignedPhone]) -> None:
         """Add one utterance.
@@ -84,10 +83,8 @@ class BiphoneStatistics:
         for phone in phones:
             for pdf_class, span in self._classes(phone):
                 part = values[span]
-                key = (phone.phone, left, pdf_class)
-                self.count[key] += len(part)
-                self.sum[key] += part.sum(axis=0)
-                self.squares[key] += (part * part).sum(axis=0)
+                sums = part.sum(axis=0), (part * part).sum(axis=0)
+                self.moments[phone.phone, left, pdf_class] += np.concatenate([[len(part)], *sums])
             left = phone.phone
 
     def _classes(self, phone: AlignedPhone) -> list[tuple[int, slice]]:
@@ -103,20 +100,10 @@ class BiphoneStatistics:
         return found
 
 
-@dataclass(frozen=True, eq=False)
-class _Cell:
-    """A leaf that may still be split: statistics [left phones + 1, pdf classes] of a phone set, 0 outside the leaf."""
-
-    lefts: npt.NDArray[np.bool_]
-    classes: npt.NDArray[np.bool_]
-    count: Floats
-    sum: Floats
-    squares: Floats
-
-    def part(self, lefts: npt.NDArray[np.bool_], classes: npt.NDArray[np.bool_]) -> _Cell:
-        keep = (lefts[:, None] & classes[None, :]).astype(np.float64)
-        new = self.count * keep, self.sum * keep[..., None], self.squares * keep[..., None]
-        return _Cell(self.lefts & lefts, self.classes & classes, *new)
+def _parts(moments: Floats) -> tuple[Floats, Floats, Floats]:
+    """Count [...], sum [..., F] and sum of squares [..., F] of frames, as views of their moments [..., 1 + 2 F]."""
+    ends = 1 + moments.shape[-1] // 2
+    return moments[..., 0], moments[..., 1:ends], moments[..., ends:]
 
 
 def build_tied_tree(
@@ -164,22 +151,24 @@ def build_tied_tree(
 
 
 class _Splitter:
-    """Leaves and the best split of each, the best of all first."""
+    """Leaves and the best split of each, the best of all first.
+
+    A leaf that may still be split is the moments [left phones + 1, pdf classes, 1 + 2 F] of a phone set, 0 outside the leaf.
+    """
 
     def __init__(self, statistics: BiphoneStatistics, min_frames: float, min_gain: float) -> None:
         self.statistics = statistics
         self.min_frames, self.min_gain = min_frames, min_gain
-        total = statistics.count.sum()
-        mean = statistics.sum.sum(axis=(0, 1, 2)) / total
-        spread = statistics.squares.sum(axis=(0, 1, 2)) / total - mean**2
-        self.floor = VARIANCE_FLOOR * np.maximum(spread, 1e-10)
+        count, total, squares = _parts(statistics.moments.sum(axis=(0, 1, 2)))
+        self.floor = VARIANCE_FLOOR * np.maximum(squares / count - (total / count) ** 2, 1e-10)
         self.questions = self.left_questions()
-        self.nodes: list[Node | _Cell] = []
+        self.nodes: list[Node | Floats] = []
         self.queue: list[tuple[float, int, Split]] = []
         self.num_leaves = 0
 
-    def log_likelihood(self, count: Floats, total: Floats, squares: Floats) -> Floats:
-        """Of frames under their own Gaussian, up to a constant for each frame; arrays [...], [..., F], [..., F]."""
+    def log_likelihood(self, moments: Floats) -> Floats:
+        """Of frames under their own Gaussian, [...], up to a constant for each frame."""
+        count, total, squares = _parts(moments)
         safe = np.maximum(count, 1e-10)[..., None]
         spread = squares / safe - (total / safe) ** 2
         variance = np.maximum(spread, self.floor)
@@ -190,11 +179,11 @@ class _Splitter:
         stats = self.statistics
         seen = [p for p in range(1, len(stats.count)) if stats.count[p].sum() > 0]
         groups = [frozenset({p}) for p in seen]
-        values = [tuple(a[p].sum(axis=(0, 1)) for a in (stats.count, stats.sum, stats.squares)) for p in seen]
+        values = [stats.moments[p].sum(axis=(0, 1)) for p in seen]
         found = [frozenset({0}), *groups]
         while len(groups) > 2:
             i, j = self.most_alike(values)
-            merged = tuple(a + b for a, b in zip(values[i], values[j], strict=True))
+            merged = values[i] + values[j]
             found.append(groups[i] | groups[j])
             groups = [g for k, g in enumerate(groups) if k not in (i, j)] + [found[-1]]
             values = [v for k, v in enumerate(values) if k not in (i, j)] + [merged]
@@ -203,55 +192,47 @@ class _Splitter:
             row[list(members)] = True
         return table
 
-    def most_alike(self, values: Sequence[tuple[Floats, ...]]) -> tuple[int, int]:
+    def most_alike(self, groups: Sequence[Floats]) -> tuple[int, int]:
         """The two of at least two groups whose frames lose least likelihood under one Gaussian."""
-        count, total, squares = (np.stack([value[k] for value in values]) for k in range(3))
-        alone = self.log_likelihood(count, total, squares)
+        moments = np.stack(groups)
+        alone = self.log_likelihood(moments)
         best = (math.inf, 0, 1)
-        for i in range(len(values) - 1):
-            together = self.log_likelihood(
-                count[i] + count[i + 1 :], total[i] + total[i + 1 :], squares[i] + squares[i + 1 :]
-            )
-            losses = alone[i] + alone[i + 1 :] - together
+        for i in range(len(moments) - 1):
+            losses = alone[i] + alone[i + 1 :] - self.log_likelihood(moments[i] + moments[i + 1 :])
             j = int(np.argmin(losses))
             best = min(best, (float(losses[j]), i, i + 1 + j))
         return best[1], best[2]
 
     def add_root(self, phones: tuple[int, ...], ignores_left: bool) -> int:
         """The leaf of a phone set; its number."""
-        members = list(phones)
-        stats = self.statistics
-        parts = [a[members].sum(axis=0) for a in (stats.count, stats.sum, stats.squares)]
+        moments = self.statistics.moments[list(phones)].sum(axis=0)
         if ignores_left:  # all frames under one left phone, so that no question parts them
-            parts = [np.concatenate([a.sum(axis=0, keepdims=True), np.zeros_like(a[1:])]) for a in parts]
-        num_lefts, num_classes = parts[0].shape
-        every = np.ones(num_lefts, dtype=np.bool_), np.ones(num_classes, dtype=np.bool_)
-        return self.add(_Cell(*every, *parts))
+            moments = np.concatenate([moments.sum(axis=0, keepdims=True), np.zeros_like(moments[1:])])
+        return self.add(moments)
 
-    def add(self, cell: _Cell) -> int:
+    def add(self, moments: Floats) -> int:
         number = len(self.nodes)
-        self.nodes.append(cell)
+        self.nodes.append(moments)
         self.num_leaves += 1
-        gain, split = self.best_split(cell)
+        gain, split = self.best_split(moments)
         if split is not None:
             heapq.heappush(self.queue, (-gain, number, split))
         return number
 
-    def best_split(self, cell: _Cell) -> tuple[float, Split | None]:
+    def best_split(self, moments: Floats) -> tuple[float, Split | None]:
         """Gain and question of the best split, its branches not yet numbered; None where none is allowed."""
-        left_sums = [a.sum(axis=1) for a in (cell.count, cell.sum, cell.squares)]
-        class_sums = [a.sum(axis=0) for a in (cell.count, cell.sum, cell.squares)]
-        total = [a.sum(axis=0) for a in left_sums]
-        before = float(self.log_likelihood(*total))
+        by_left, by_class = moments.sum(axis=1), moments.sum(axis=0)
+        total = by_left.sum(axis=0)
+        before = float(self.log_likelihood(total))
         best: tuple[float, Split | None] = (self.min_gain, None)
-        by_class = np.eye(len(cell.classes), dtype=np.bool_)[: -1 if len(cell.classes) > 1 else 0]
-        for key, asked, sums in ((PDF_CLASS, by_class, class_sums), (0, self.questions, left_sums)):
+        one_class = np.eye(len(by_class), dtype=np.bool_)[:-1]
+        for key, asked, sums in ((PDF_CLASS, one_class, by_class), (0, self.questions, by_left)):
             if not len(asked):
                 continue
-            yes = [np.tensordot(asked.astype(np.float64), a, axes=1) for a in sums]
-            no = [whole - part for whole, part in zip(total, yes, strict=True)]
-            gains = self.log_likelihood(*yes) + self.log_likelihood(*no) - before
-            gains[(yes[0] < self.min_frames) | (no[0] < self.min_frames)] = -np.inf
+            yes = asked.astype(np.float64) @ sums
+            no = total - yes
+            gains = self.log_likelihood(yes) + self.log_likelihood(no) - before
+            gains[(yes[:, 0] < self.min_frames) | (no[:, 0] < self.min_frames)] = -np.inf
             question = int(np.argmax(gains))
             if gains[question] > best[0]:
                 values = frozenset(np.flatnonzero(asked[question]).tolist())
@@ -262,14 +243,12 @@ class _Splitter:
         """Make the best splits until there are so many leaves, or no split is left."""
         while self.num_leaves < num_pdfs and self.queue:
             _, number, split = heapq.heappop(self.queue)
-            cell = self.nodes[number]
-            assert isinstance(cell, _Cell), "a node is split once"
-            lefts, classes = np.ones_like(cell.lefts), np.ones_like(cell.classes)
-            asked = lefts if split.key == 0 else classes
-            asked[:] = np.isin(np.arange(len(asked)), list(split.values))
-            yes = cell.part(lefts, classes)
-            asked[:] = ~asked
-            no = cell.part(lefts, classes)
+            moments = self.nodes[number]
+            assert isinstance(moments, np.ndarray), "a node is split once"
+            is_yes = np.zeros((*moments.shape[:2], 1), dtype=np.bool_)
+            members = list(split.values)
+            is_yes[(members,) if split.key == 0 else (slice(None), members)] = True
+            yes, no = np.where(is_yes, moments, 0.0), np.where(is_yes, 0.0, moments)
             self.num_leaves -= 1
             self.nodes[number] = Split(split.key, split.values, self.add(yes), self.add(no))
 
