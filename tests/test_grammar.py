@@ -156,7 +156,7 @@ def test_what_is_no_grammar_is_an_error_and_not_the_end_of_the_process(text, mes
 def test_files_and_lexicons_that_make_no_grammar_are_refused_by_name(tmp_path):
     refuses(GraphError, r"absent\.arpa: no such file", grammar_from_arpa, tmp_path / "absent.arpa", LEXICON)
     lexicon = Lexicon.from_entries([("a", 1.0, ["P"]), ("<s>", 1.0, ["P"])])
-    refuses(GraphError, "word '<s>' of the lexicon", read_back, tmp_path, estimate_arpa([["a"]], 2), lexicon)
+    refuses(GraphError, "'<s>' among the words", read_back, tmp_path, estimate_arpa([["a"]], 2), lexicon)
     refuses(GraphError, "words is empty", word_loop, [], LEXICON)
     refuses(GraphError, "word 'zebra'", word_loop, ["a", "zebra"], LEXICON)
     refuses(ConfigError, "order = 0", estimate_arpa, [["a"]], 0)

@@ -14,6 +14,7 @@ import tolerances
 from graph_paths import Scorer, log_add, pdf_sequences
 from hypothesis import example, given
 from hypothesis import strategies as st
+from refusals import refuses
 from test_grammar import parse_arpa, sentence_log_prob
 
 from fsachain.errors import ConfigError, GraphError
@@ -217,6 +218,20 @@ def test_every_sentence_has_the_probability_of_the_arpa_file(order, tmp_path):
     assert len(set(zip(fsa.src.tolist(), fsa.pdf.tolist(), strict=True))) == fsa.num_arcs
     mass = np.bincount(fsa.src, np.exp(fsa.log_prob), fsa.num_states) + np.exp(fsa.final_log_prob)
     np.testing.assert_allclose(mass, 1.0, rtol=0, atol=tolerances.FEW_FLOAT32_TERMS)
+
+
+@pytest.mark.parametrize(
+    ("units", "message"),
+    [
+        ((*UNITS, "b"), "'b' occurs twice among the units"),
+        (("<s>", "b"), "'<s>' among the units cannot stand"),
+        (("x",), r"lm\.arpa: none of its words is among the 1 units"),
+    ],
+)
+def test_units_that_make_no_acceptor_are_refused_by_name(units, message, tmp_path):
+    path = tmp_path / "lm.arpa"
+    path.write_text(estimate_arpa(SPELLED, 2))
+    refuses(GraphError, message, ngram_acceptor, path, units)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)

@@ -91,10 +91,8 @@ def estimate_arpa(
     backoff: dict[Ngram, float] = {}
     for length in range(1, order + 1):
         counts = occurrences[length] if length == order else _preceding(occurrences, length)
-        if length == 1:
-            _smooth(counts, dict.fromkeys([*counts[()], *words]), prob, backoff)
-        else:
-            _smooth(counts, None, prob, backoff)
+        types = list(dict.fromkeys([*counts[()], *words])) if length == 1 else []
+        _smooth(counts, types, prob, backoff)
     return _arpa_text(prob, backoff)
 
 
@@ -136,14 +134,14 @@ def _preceding(occurrences: list[Followers], length: int) -> Followers:
 
 
 def _smooth(
-    counts: Followers, types: Iterable[str] | None, prob: dict[Ngram, float], backoff: dict[Ngram, float]
+    counts: Followers, types: Sequence[str], prob: dict[Ngram, float], backoff: dict[Ngram, float]
 ) -> None:
     """Equations (1), (2) and (4) for the n-grams of one length; `types` are the words of V, for unigrams only."""
     discount = discounts(Counter(count for words in counts.values() for count in words.values()))
     for history, words in counts.items():
         total = words.total()
         backoff[history] = sum(discount[min(count, 3)] for count in words.values()) / total
-        shared = {} if types is None else _shared(backoff[history], words, list(types))
+        shared = _shared(backoff[history], words, types) if types else {}
         for word in shared or words:
             lower = shared[word] if shared else backoff[history] * prob[(*history[1:], word)]
             prob[(*history, word)] = (words[word] - discount[min(words[word], 3)]) / total + lower
@@ -227,6 +225,11 @@ def grammar_from_arpa(path: str | os.PathLike[str], lexicon: Lexicon) -> Any:
         GraphError: no such file, not an ARPA file, or none of its words is in the lexicon.
         MissingExtraError: kaldilm is not installed.
     """
+    return _read_arpa(path, lexicon.words, "words of the lexicon").to_openfst()
+
+
+def _read_arpa(path: str | os.PathLike[str], names: Sequence[str], what: str) -> Transducer:
+    """The n-gram over the ids of `names`, which are called `what` in messages; back-off arcs have label 0."""
     require("kaldilm", extra="recipes")
     name = os.fspath(path)
     if not Path(name).is_file():
@@ -234,7 +237,7 @@ def grammar_from_arpa(path: str | os.PathLike[str], lexicon: Lexicon) -> Any:
     _check_header(Path(name))
     with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
         words, fst = Path(folder, "words.txt"), Path(folder, "grammar.fst")
-        words.write_text(_symbol_table(lexicon), encoding="utf-8")
+        words.write_text(_symbol_table(names, what), encoding="utf-8")
         command = [sys.executable, "-c", _CONVERT, name, str(words), str(fst)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode != 0:
@@ -243,11 +246,11 @@ def grammar_from_arpa(path: str | os.PathLike[str], lexicon: Lexicon) -> Any:
                 f"{name}: not an n-gram in ARPA format ({' '.join(reason) or 'no reason given'})"
             )
         grammar = read_transducer(fst)
-    backoff = len(lexicon.words) + 1
+    backoff = len(names) + 1
     ilabel = np.where(grammar.ilabel == backoff, 0, grammar.ilabel).astype(np.int32)
     if not (ilabel > 0).any():
-        raise GraphError(f"{name}: none of its words is among the {len(lexicon.words)} words of the lexicon")
-    return replace(grammar, ilabel=ilabel).to_openfst()
+        raise GraphError(f"{name}: none of its words is among the {len(names)} {what}")
+    return replace(grammar, ilabel=ilabel)
 
 
 def _check_header(path: Path) -> None:
@@ -271,15 +274,17 @@ def _check_header(path: Path) -> None:
                 return
 
 
-def _symbol_table(lexicon: Lexicon) -> str:
-    """The words.txt that kaldilm reads: the lexicon's words, then symbols that only the conversion uses."""
+def _symbol_table(names: Sequence[str], what: str) -> str:
+    """The words.txt that kaldilm reads: the names, then symbols that only the conversion uses."""
     reserved = (_BACKOFF, START, END)
-    bad = [word for word in lexicon.words if word in (_EPSILON, *reserved) or word.split() != [word]]
+    bad = [name for name in names if name in (_EPSILON, *reserved) or name.split() != [name]]
     if bad:
         expected = f"expected no white space and none of {', '.join((_EPSILON, *reserved))}"
-        raise GraphError(f"word {bad[0]!r} of the lexicon cannot stand in an ARPA grammar: {expected}")
-    names = chain([_EPSILON], lexicon.words, reserved)
-    return "".join(f"{word} {index}\n" for index, word in enumerate(names))
+        raise GraphError(f"{bad[0]!r} among the {what} cannot stand in an ARPA grammar: {expected}")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise GraphError(f"{twice[0]!r} occurs twice among the {what}")
+    lines = chain([_EPSILON], names, reserved)
+    return "".join(f"{name} {index}\n" for index, name in enumerate(lines))
 
 
 # A smoothed n-gram as an acceptor without epsilon arcs, for denominators and for graphs of words.
@@ -316,8 +321,7 @@ def ngram_acceptor(path: str | os.PathLike[str], units: Sequence[str], *, max_ar
         GraphError: no such file, no ARPA file, no unit in it, or more arcs than `max_arcs`.
         MissingExtraError: kaldilm is not installed.
     """
-    lexicon = Lexicon.from_entries(((name, 1.0, ["unit"]) for name in units), silence=None)
-    grammar = Transducer.from_openfst(grammar_from_arpa(path, lexicon))
+    grammar = _read_arpa(path, units, "units")
     try:
         return without_back_off(grammar, max_arcs=max_arcs)
     except GraphError as error:
