@@ -287,33 +287,25 @@ def write_tables(
 
     `facts`, such as where the tables come from, are kept beside them as JSON.
     """
+    entries: dict[str, tuple[int, ...]] = {}
     with replacing(path) as file:
-        return _write(
-            file, tables.items() if isinstance(tables, Mapping) else tables, facts or {}, Path(path)
-        )
-
-
-def _write(
-    file: Any, tables: Iterable[tuple[str, TransitionTable]], facts: Mapping[str, Any], path: Path
-) -> int:
-    file.write(bytes(_HEADER.size))
-    place, names, entries = _HEADER.size, dict[str, None](), []
-    for name, table in tables:
-        if name in names:
-            raise DataError(f"{path}: the table {name!r} is given twice")
-        names[name] = None
-        body = b"".join(_padded(array) for array in table.arrays().values())
-        columns, kept = len(table.active_pdfs), len(table.by_dst.arc)
-        sizes = (table.num_states, table.num_arcs, table.num_pdfs, columns, kept)
-        has_leak = int(table.leaky_log_prob is not None)
-        entries.append((place, len(body), zlib.crc32(body), has_leak, *sizes))
-        file.write(body)
-        place += len(body)
-    text = json.dumps({"names": list(names), "facts": dict(facts)}, ensure_ascii=False).encode("utf-8")
-    index = np.array(entries, dtype=_ENTRY).tobytes() + text
-    file.write(index)
-    file.seek(0)
-    file.write(_HEADER.pack(_MARK, VERSION, zlib.crc32(index), place, len(index), len(entries)))
+        file.write(bytes(_HEADER.size))
+        for name, table in tables.items() if isinstance(tables, Mapping) else tables:
+            if name in entries:
+                raise DataError(f"{path}: the table {name!r} is given twice")
+            body = b"".join(_padded(array) for array in table.arrays().values())
+            columns, kept = len(table.active_pdfs), len(table.by_dst.arc)
+            sizes = (table.num_states, table.num_arcs, table.num_pdfs, columns, kept)
+            has_leak = int(table.leaky_log_prob is not None)
+            entries[name] = (file.tell(), len(body), zlib.crc32(body), has_leak, *sizes)
+            file.write(body)
+        record = {"names": list(entries), "facts": dict(facts or {})}
+        index = np.array(list(entries.values()), dtype=_ENTRY).tobytes()
+        index += json.dumps(record, ensure_ascii=False).encode("utf-8")
+        place = file.tell()
+        file.write(index)
+        file.seek(0)
+        file.write(_HEADER.pack(_MARK, VERSION, zlib.crc32(index), place, len(index), len(entries)))
     return len(entries)
 
 
