@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -72,13 +73,11 @@ class BiphoneCounts:
     @classmethod
     def of(cls, sequences: Iterable[Sequence[int]]) -> BiphoneCounts:
         """Counts of phone sequences, such as `lm_phones` draws."""
-        biphones: dict[tuple[int, int], int] = {}
-        monophones: dict[int, int] = {}
+        biphones, monophones = Counter[tuple[int, int]](), Counter[int]()
         for phones in sequences:
-            for left, phone in zip((0, *phones), phones, strict=False):
-                biphones[left, phone] = biphones.get((left, phone), 0) + 1
-                monophones[phone] = monophones.get(phone, 0) + 1
-        return cls(biphones, monophones)
+            biphones.update(zip((0, *phones), phones, strict=False))
+            monophones.update(phones)
+        return cls(dict(biphones), dict(monophones))
 
 
 def named_ids(phones: Sequence[str], names: Iterable[str], argument: str) -> frozenset[int]:
@@ -119,7 +118,7 @@ def tie_biphones(
     rare phones share. The latter two are numbered where they are first needed.
     """
     num_phones = sum(len(phones) for phones in shared)
-    nodes: list[Node] = [Table(1, ())]
+    nodes: list[Node] = []  # branches lead back
     branches = [-1] * (num_phones + 1)
     pdfs = count()
 
@@ -153,14 +152,13 @@ def tie_biphones(
         nodes.append(Table(0, tuple(by_left)))
         for phone in phones:
             branches[phone] = len(nodes) - 1
-    nodes[0] = Table(1, tuple(branches))
-    # So far branches lead back: all nodes but the root from last to first.
-    ordered = [nodes[0], *reversed(nodes[1:])]
-    for number, node in enumerate(ordered):
+    nodes.append(Table(1, tuple(branches)))
+    last = len(nodes) - 1
+    for number, node in enumerate(nodes):
         if isinstance(node, Table):
-            ahead = (branch if branch < 0 else len(nodes) - branch for branch in node.branches)
-            ordered[number] = Table(node.key, tuple(ahead))
-    return DecisionTree(ordered)
+            ahead = (branch if branch < 0 else last - branch for branch in node.branches)
+            nodes[number] = Table(node.key, tuple(ahead))
+    return DecisionTree(nodes[::-1])
 
 
 @dataclass(frozen=True, eq=False)
