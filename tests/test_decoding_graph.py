@@ -203,7 +203,7 @@ def test_what_cannot_be_built_is_refused_by_name():
     tree, other, grammar = monophone(LEXICON), monophone(NO_SILENCE), bigram()
     unknown, endless = grammar_of([(0, 1, 7, 1.0)], [1.0, 1.0]), grammar_of([(0, 1, 1, 1.0)], [0.0, 0.0])
     for error, message, *graphs, options in (
-        (GraphError, "arc 0 -> 1 has word id 7; the lexicon has ids 1 to 6", tree, unknown, {}),
+        (GraphError, r"grammar: arc 0 \(state 0 -> 1\) has label 7; expected .* 1 to 6", tree, unknown, {}),
         (GraphError, "no word sequence is accepted", tree, endless, {}),
         (GraphError, "phone 1 is 'SIL' in the lexicon, 'A' in the tree", other, grammar, {}),
         (ConfigError, "lm_weight = -1", tree, grammar, {"lm_weight": -1}),

@@ -24,6 +24,7 @@ from fsachain.graph.expand import expand_arcs
 from fsachain.graph.lexicon import Lexicon, Pronunciation
 from fsachain.graph.numerator import check_phones
 from fsachain.graph.open_vocabulary import WordIds, open_grammar
+from fsachain.graph.transducer import check_labels
 from fsachain.openfst import Transducer, rows
 
 
@@ -101,12 +102,8 @@ class DecodingGraph:
         weights = Weights(lm_weight, word_insertion_penalty, unknown_word_penalty).check()
         check_phones(lexicon, tree)
         words, ids = Transducer.from_openfst(grammar), WordIds()
-        bad = np.flatnonzero((words.ilabel < 0) | (words.ilabel > len(lexicon.words)))
-        if bad.size:
-            came = (
-                f"grammar: arc {words.src[bad[0]]} -> {words.dst[bad[0]]} has word id {words.ilabel[bad[0]]}"
-            )
-            raise GraphError(f"{came}; the lexicon has ids 1 to {len(lexicon.words)} (0 is epsilon)")
+        expected = f"a word id of the lexicon, 1 to {len(lexicon.words)}, or 0 for epsilon"
+        check_labels(words, len(lexicon.words), expected, "grammar: ")
         inside = words.num_states
         if spelling is not None:
             ids = WordIds.of(lexicon)

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.topology import HmmState, Topology
-from fsachain.graph.transducer import Numbers, remove_epsilons
+from fsachain.graph.transducer import Numbers, check_labels, remove_epsilons
 from fsachain.openfst import Transducer
 
 # Units: phones in a wide context, for trees that look beyond the left phone.
@@ -139,7 +138,7 @@ def expand_arcs(
     A tree that looks to the right has the first phones read by epsilon arcs. With `epsilon_free`, for acceptors without
     such arcs, these are joined with the arc of the first frame; output labels may be lost.
     """
-    _check_phones(phones, tree)
+    check_labels(phones, tree.num_phones, f"a phone id in [1, {tree.num_phones}], or 0 for epsilon")
     scales = self_loop_scale, transition_scale
     if tree.is_narrow:
         keeps_left = tree.context_width > 1 or tree.topology.blank == "between"
@@ -150,16 +149,6 @@ def expand_arcs(
         graph, unit_tags = remove_epsilons(graph, unit_tags)
     found = _expanded(graph, unit_tags, tree.topology, lambda unit, _: units[unit][1], None, *scales)
     return found._replace(arc_phone=[units[unit][0] for unit in found.arc_phone])
-
-
-def _check_phones(phones: Transducer, tree: ContextTree) -> None:
-    bad = np.flatnonzero((phones.ilabel < 0) | (phones.ilabel > tree.num_phones))
-    if bad.size:
-        arc = int(bad[0])
-        raise GraphError(
-            f"arc {arc} (state {phones.src[arc]} -> {phones.dst[arc]}) has phone {phones.ilabel[arc]}: "
-            f"expected a phone id in [1, {tree.num_phones}], or 0 for epsilon"
-        )
 
 
 def _expanded(

@@ -14,7 +14,7 @@ from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.forgive import Forgiveness, Star
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.transducer import remove_epsilons
+from fsachain.graph.transducer import check_labels, remove_epsilons
 from fsachain.openfst import Transducer, rows
 
 NO_WORD = -1
@@ -215,14 +215,8 @@ def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tup
 
 
 def _check(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa]) -> None:
-    highest = len(lexicon.words) + len(parts)
-    bad = np.flatnonzero((words.ilabel < 0) | (words.ilabel > highest))
-    if bad.size:
-        arc = int(bad[0])
-        raise GraphError(
-            f"words: arc {arc} ({words.src[arc]} -> {words.dst[arc]}) has label {words.ilabel[arc]}; expected 0, a word id "
-            f"up to {len(lexicon.words)}, or one of {len(parts)} parts behind those"
-        )
+    expected = f"0, a word id up to {len(lexicon.words)}, or one of {len(parts)} parts behind those"
+    check_labels(words, len(lexicon.words) + len(parts), expected, "words: ")
     for number, part in enumerate(parts):
         if part.num_arcs and part.pdf.max() >= len(lexicon.phones):
             raise GraphError(

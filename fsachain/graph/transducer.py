@@ -36,6 +36,15 @@ class Numbers(dict[Node, int]):
         return number
 
 
+def check_labels(graph: Transducer, highest: int, expected: str, where: str = "") -> None:
+    """A GraphError, which begins with `where`, for the first arc whose input label is not 0 to `highest`."""
+    bad = np.flatnonzero((graph.ilabel < 0) | (graph.ilabel > highest))
+    if bad.size:
+        arc = int(bad[0])
+        came = f"arc {arc} (state {graph.src[arc]} -> {graph.dst[arc]}) has label {graph.ilabel[arc]}"
+        raise GraphError(f"{where}{came}; expected {expected}")
+
+
 def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, npt.NDArray[np.int64]]:
     """Trimmed product (sum of log weights, path by path) of two acceptors.
 
