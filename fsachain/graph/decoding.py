@@ -24,7 +24,7 @@ from fsachain.graph.expand import expand_arcs
 from fsachain.graph.lexicon import Lexicon, Pronunciation
 from fsachain.graph.numerator import check_phones
 from fsachain.graph.open_vocabulary import WordIds, open_grammar
-from fsachain.graph.transducer import check_labels
+from fsachain.graph.transducer import Numbers, check_labels
 from fsachain.openfst import Transducer, rows
 
 
@@ -221,33 +221,27 @@ class _Spoken(NamedTuple):
 class _PrefixTree:
     """Pronunciations of the words that leave one grammar state, common beginnings shared. Node 0 is the root.
 
-    `parent` and `phone` hold the node before each node and the phone between the two (unused for the root), `leaves` for
-    each pronunciation the node before its last phone and the arc that spends it.
+    `numbers` are those of the nodes, by the node before and the phone between the two; `leaves` hold for each pronunciation
+    the node before its last phone and the arc that spends it.
     """
 
     def __init__(self) -> None:
-        self.parent, self.phone = [0], [0]
+        self.numbers = Numbers((-1, 0))
         self.leaves: list[tuple[int, _Arc]] = []
-        self._children: dict[tuple[int, int], int] = {}
 
     def add(self, phones: tuple[int, ...], olabel: int, dst: int, log_prob: float, other: float) -> None:
         node = 0
         for phone in phones[:-1]:
-            child = self._children.get((node, phone))
-            if child is None:
-                child = self._children[node, phone] = len(self.parent)
-                self.parent.append(node)
-                self.phone.append(phone)
-            node = child
+            node = self.numbers[node, phone]
         self.leaves.append((node, _Arc(dst, phones[-1], olabel, log_prob, other)))
 
     def masses(self) -> list[float]:
         """Log-sum of the leaves beneath each node; 0 for the root, so that it takes no share of its arcs."""
-        mass = [-math.inf] * len(self.parent)
+        mass = [-math.inf] * len(self.numbers)
         for node, leaf in self.leaves:
             mass[node] = _log_add(mass[node], leaf.log_prob)
         for node in range(len(mass) - 1, 0, -1):
-            parent = self.parent[node]
+            parent, _ = self.numbers.nodes[node]
             mass[parent] = _log_add(mass[parent], mass[node])
         mass[0] = 0.0
         return mass
@@ -294,11 +288,11 @@ def _spoken(words: Transducer, inside: int, lexicon: Lexicon, weights: Weights, 
     arcs: list[tuple[int, _Arc]] = []
     for state, (tree, epsilons) in enumerate(leaving):
         offset = num_states - 1  # of the nodes behind the root
-        num_states += len(tree.parent) - 1
+        num_states += len(tree.numbers) - 1
         mass = tree.masses()
         branches = [
-            (parent, _Arc(node + offset, tree.phone[node], 0, mass[node] - mass[parent]))
-            for node, parent in enumerate(tree.parent)
+            (parent, _Arc(node + offset, phone, 0, mass[node] - mass[parent]))
+            for node, (parent, phone) in enumerate(tree.numbers.nodes)
             if node > 0
         ]
         branches += [(node, leaf._replace(log_prob=leaf.log_prob - mass[node])) for node, leaf in tree.leaves]
