@@ -149,13 +149,9 @@ class Supervision:
                     for dst, label, *_ in self._leaving[member]:
                         reached.setdefault(label - 1, []).append(dst)
                 for pdf, states in sorted(reached.items()):
-                    subset = frozenset(states)
-                    target = following.get(subset)
-                    if target is None:
-                        target = following[subset] = num_states
-                        num_states += 1
+                    target = following.setdefault(frozenset(states), num_states + len(following))
                     arcs.append((number, target, pdf))
-            layer = following
+            layer, num_states = following, num_states + len(following)
         final = np.full(num_states, -np.inf)
         final[num_states - len(layer) :] = 0.0
         src, dst, pdfs = np.array(arcs, dtype=np.int32).T
@@ -242,12 +238,9 @@ def _unrolled(
         for state, number in layer.items():
             for dst, _, _, _, arc in leaving[state]:
                 if spans[arc][0] <= frame < spans[arc][1]:
-                    target = following.get(dst)
-                    if target is None:
-                        target = following[dst] = num_states
-                        num_states += 1
+                    target = following.setdefault(dst, num_states + len(following))
                     arcs.append((number, target, arc))
-        layer = following
+        layer, num_states = following, num_states + len(following)
         sizes.append(len(layer))
     final = np.full(num_states, -np.inf)
     final[list(layer.values())] = graph.final_log_prob[list(layer)]
