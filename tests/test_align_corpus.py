@@ -10,7 +10,8 @@ from cli_fixtures import assert_one_line
 from praatio import textgrid
 from test_use_commands import model, record  # noqa: F401 (a fixture)
 
-from fsachain.cli.corpus import find_parts, in_words_of
+from fsachain.cli.corpus import Part, find_parts, in_words_of, write_data
+from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.ctm import read_ctm
 from fsachain.graph.lexicon import Lexicon
 
@@ -53,7 +54,7 @@ def rows_of(out):
 
 def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, model, corpus, tmp_path):  # noqa: F811
     out = tmp_path / "out"
-    command = f"align-corpus {corpus} {out} --model {model} --strict"
+    command = f"align-corpus {corpus} out --model {model} --strict"
     printed = fsachain.ends(3, command).out
     assert "5 utterances aligned" in printed
     for told in ("silent.*no .TextGrid", "broken.*cannot be read", "empty.*transcript is empty"):
@@ -99,6 +100,14 @@ def test_a_data_directory_is_a_corpus_too_and_nothing_at_all_is_an_error(fsachai
     assert sorted(path.name for path in (tmp_path / "out").rglob("*.TextGrid"))[0] == "u1.TextGrid"
     (tmp_path / "nothing").mkdir()
     assert_one_line(fsachain(f"align-corpus nothing out --model {model}"), "no recordings with transcripts")
+
+
+def test_stretches_late_in_a_recording_keep_their_times(tmp_path):
+    record(tmp_path / "hours.wav")
+    late = Part("late", "ann", ("yes",), str(tmp_path / "hours.wav"), 12345.6789, 12347.1234)
+    assert write_data([late], None, 8000, tmp_path / "data") == []
+    (read,) = DataDir.read(tmp_path / "data")
+    assert (read.start, read.end) == (late.start, late.end)
 
 
 def test_words_take_the_form_that_the_lexicon_has():

@@ -144,7 +144,7 @@ def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int,
     """
     soundfile = require("soundfile", extra="recipes")
     lines: dict[str, list[str]] = {"wav.scp": [], "segments": [], "text": [], "utt2spk": []}
-    faults, recordings, converted = [], dict[Path, str](), out / "audio"
+    faults, recordings, converted = [], dict[Path, str](), out.resolve() / "audio"
     for part in parts:
         words = in_words_of(" ".join(part.words), lexicon)
         if not words:
@@ -169,7 +169,7 @@ def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int,
             recordings[part.file] = part.id
             lines["wav.scp"].append(f"{part.id} {path}")
         end = -1.0 if part.end is None else part.end
-        lines["segments"].append(f"{part.id} {recordings[part.file]} {part.start:g} {end:g}")
+        lines["segments"].append(f"{part.id} {recordings[part.file]} {part.start:.12g} {end:.12g}")
         lines["text"].append(" ".join([part.id, *words]))
         lines["utt2spk"].append(f"{part.id} {part.speaker}")
     for name, table in lines.items():
@@ -288,8 +288,8 @@ class Checked:
             words.append({"label": entry.label, "kind": kind, "title": times})
         words += [{"label": self.words[n], "kind": "deletion", "title": "not said"} for n in found.skipped]
         place = quote(os.path.relpath(part.file.resolve(), out.resolve()))
-        end = "" if part.end is None else f",{part.end:g}"
-        stretch = f"#t={part.start:g}{end}" if part.start or end else ""
+        end = "" if part.end is None else f",{part.end:.12g}"
+        stretch = f"#t={part.start:.12g}{end}" if part.start or end else ""
         return {
             "id": part.id,
             "speaker": part.speaker,
