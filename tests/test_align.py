@@ -263,6 +263,34 @@ def test_what_the_model_cannot_place_stays_as_it_was(model):
         refuses(DataError, told, BoundaryModel.fit, [([samples], few)], RATE)
 
 
+def test_what_lies_within_a_phone_keeps_its_order_and_a_length(model):
+    for samples, edges, wrong in corpus(10, first=3000):
+        late = alignment("u", [phone.label for phone in wrong.phones], [0.0, *(edges[1:-1] + 0.05), edges[-1]])
+        first = late.phones[1].start
+        other = CtmEntry("u", first - 0.03, 0.03, "<other>", 1.0), CtmEntry("u", first, 0.015, "<other>", 1.0)
+        found = model.refine([samples], replace(late, other=other))
+        before, behind = found.other
+        assert found.phones[1].start < other[0].start + 0.02 and min(before.duration, behind.duration) > 0
+        assert before.start + before.duration == pytest.approx(found.phones[1].start, abs=1e-5) == behind.start
+
+
+def test_beside_what_the_model_never_heard_boundaries_stay_and_others_move(model):
+    before, after = [], []
+    for samples, edges, wrong in corpus(10, first=4000):
+        again, half = np.concatenate([samples, samples]), edges[-1]
+        labels = [phone.label for phone in wrong.phones]
+        times = [phone.start for phone in wrong.phones]
+        labels, times = [*labels, "zz", *labels[1:]], [*times, *(np.array(times) + half), 2 * half]
+        whole = alignment("u", labels, np.round(times, 6))
+        found = model.refine([again], whole)
+        place, true = labels.index("zz"), np.concatenate([edges[:-1], edges[:-1] + half])
+        assert found.phones[place][1:3] == pytest.approx(whole.phones[place][1:3], abs=1e-6)
+        inner = [n for n in range(1, len(labels)) if n not in (place, place + 1)]
+        for off, some in ((before, whole.phones), (after, found.phones)):
+            off += [some[n].start - true[n] for n in inner]
+    assert np.abs(after).mean() < 0.4 * np.abs(before).mean()
+
+
 def test_a_long_recording_is_moved_piece_by_piece_whatever_its_blocks(model):
     parts = [spoken([*"abab" * 3, "SIL"], seed) for seed in range(2000, 2040)]
     samples = np.concatenate([part[0] for part in parts])

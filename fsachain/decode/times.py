@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -191,26 +191,40 @@ class BoundaryModel:
     def refine(self, blocks: Iterable[Samples], alignment: Alignment) -> Alignment:
         """The same alignment with boundaries moved by at most 0.1 s; samples [L] at the model's rate, in blocks of any size.
 
-        Memory is that of half a minute. Where there are phones that the model never heard, boundaries stay.
+        Memory is that of half a minute. Beside what the model never heard boundaries stay; times that are no boundary of
+        phones keep their place between those that are.
         """
         if not alignment.phones:
             return alignment
-        moved: dict[int, float] = {}
+        old, new = list[float](), list[float]()
         for piece in _pieces(blocks, self.sample_rate, alignment):
-            edges = self._moved(piece)
-            if edges is not None:
-                old, new = ((piece.start + times[1:-1]).tolist() for times in (piece.edges, edges))
-                moved.update(zip(map(_key, old), new, strict=True))
-        if not moved:
+            for part in self._heard(piece):
+                edges = self._moved(part)
+                if edges is not None:
+                    old += (part.start + part.edges).tolist()
+                    new += (part.start + edges).tolist()
+        if not old:
             return alignment
+        moved, shift = dict(zip(map(_key, old), new, strict=True)), np.subtract(new, old)
 
         def at_new(entry: CtmEntry) -> CtmEntry:
             times = entry.start, entry.start + entry.duration
-            start, end = (moved.get(_key(time), time) for time in times)
+            start, end = (moved.get(_key(t), t + float(np.interp(t, old, shift))) for t in times)
             return entry._replace(start=round(start, 6), duration=round(end - start, 6))
 
         tiers: Any = {name: tuple(map(at_new, getattr(alignment, name))) for name in TIERS}
         return replace(alignment, **tiers)
+
+    def _heard(self, piece: _Piece) -> Iterator[_Piece]:
+        """The stretches of the piece that hold nothing but phones of the model."""
+        end = 0
+        for known, run in groupby(piece.labels, self.phones.__contains__):
+            first, end = end, end + len(list(run))
+            if known and end > first + 1:
+                begin, stop = np.rint(piece.edges[[first, end]] / SHIFT).astype(int).tolist()
+                frames = piece.features[begin : None if end == len(piece.labels) else stop]
+                edges = piece.edges[first : end + 1] - begin * SHIFT
+                yield _Piece(piece.start + begin * SHIFT, piece.labels[first:end], edges, frames)
 
     def _moved(self, piece: _Piece) -> Floats | None:
         """New edges [K + 1] of the piece, or None as `_occupancy`."""
@@ -230,10 +244,8 @@ class BoundaryModel:
         return edges
 
     def _occupancy(self, piece: _Piece) -> Floats | None:
-        """[T, K S] of the states of the piece's phones; None where one is unknown, or out of reach of its edges."""
+        """[T, K S] of the states of the piece's phones; None where one is out of reach of its edges."""
         _, labels, edges, features = piece
-        if not set(labels) <= set(self.phones):
-            return None
         chain = [self.phones.index(label) for label in labels]
         scores = np.full((len(features), len(chain), STATES), -np.inf)
         times = SHIFT * (0.5 + np.arange(len(features)))
