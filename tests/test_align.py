@@ -265,13 +265,17 @@ def test_what_the_model_cannot_place_stays_as_it_was(model):
 
 def test_what_lies_within_a_phone_keeps_its_order_and_a_length(model):
     for samples, edges, wrong in corpus(10, first=3000):
-        late = alignment("u", [phone.label for phone in wrong.phones], [0.0, *(edges[1:-1] + 0.05), edges[-1]])
+        late = alignment(
+            "u", [phone.label for phone in wrong.phones], [0.0, *(edges[1:-1] + 0.05), edges[-1]]
+        )
         first = late.phones[1].start
         other = CtmEntry("u", first - 0.03, 0.03, "<other>", 1.0), CtmEntry("u", first, 0.015, "<other>", 1.0)
         found = model.refine([samples], replace(late, other=other))
         before, behind = found.other
         assert found.phones[1].start < other[0].start + 0.02 and min(before.duration, behind.duration) > 0
-        assert before.start + before.duration == pytest.approx(found.phones[1].start, abs=1e-5) == behind.start
+        assert (
+            before.start + before.duration == pytest.approx(found.phones[1].start, abs=1e-5) == behind.start
+        )
 
 
 def test_beside_what_the_model_never_heard_boundaries_stay_and_others_move(model):

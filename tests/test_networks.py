@@ -149,9 +149,19 @@ def test_what_has_no_stream_or_does_not_fit_it_is_refused():
     refuses(ConfigError, r"context is \(-1, 0\)", StreamingModel, network, (-1, 0))
     stream = StreamingModel(network)
     refuses(ShapeError, r"finish\(\) before accept\(\)", stream.finish)
-    refuses(ShapeError, r"shape \[5\], expected \[T, F\]", stream.accept, torch.zeros(5))
+    refuses(ShapeError, r"shape \[5\], expected \[T, 5\]", stream.accept, torch.zeros(5))
     stream.accept(torch.zeros(2, 5))
     refuses(ShapeError, r"shape \[2, 4\], expected \[T, 5\]", stream.accept, torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_a_chunk_that_is_refused_leaves_the_stream_as_it_was(name):
+    stream, (features, _) = StreamingModel(made(name)), batch([60])
+    for wrong in (features[0, :, :4], features):
+        with pytest.raises(ShapeError, match=r"features have shape .*, expected \[T, 5\]"):
+            stream.accept(wrong)
+    found = torch.cat([stream.accept(features[0]), stream.finish()])
+    assert len(found) == -(-60 // stream.network.subsampling)
 
 
 # Section `network` of a configuration: kinds, import paths, what a class lacks, weights to begin with.

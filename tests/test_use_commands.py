@@ -253,14 +253,22 @@ def test_the_aligner_names_what_cannot_be_aligned_and_goes_on(model, tmp_path) -
         (path, None, "..."),
         (np.zeros(9), RATE, "yes"),
         (np.zeros(9), None, "yes"),
+        (np.zeros(9), RATE + 0.5, "yes"),
+        (np.zeros((900, 2)), RATE, "yes"),
+        (path, None, None),
         (path, None, "unheard of"),
+        (np.zeros(9000), float(RATE), "yes"),
     ]
     found = list(aligner.align_many(items))
-    assert [one.ok for one in found] == [True, False, False, False, False, False, True]
-    reasons = "no path through", "no such file", "the text has no words", "no path", "sample_rate = None"
-    for one, reason in zip(found[1:6], reasons, strict=True):
+    assert [one.ok for one in found] == [True] + [False] * 8 + [True, True]
+    reasons = (
+        *("no path through", "no such file", "the text has no words", "no path", "sample_rate = None"),
+        *("sample_rate = 8000.5", r"[900, 2] and dtype float64; expected samples [L] or [channels, L]"),
+        "the text has no words",
+    )
+    for one, reason in zip(found[1:9], reasons, strict=True):
         assert reason in one.reason and not one.words
     assert found[2].utterance == "u3"
-    assert [word.label for word in found[6].words] == ["unheard", "of"]
+    assert [word.label for word in found[9].words] == ["unheard", "of"]
     assert not aligner.align(path, None, "yes no " * 60).ok
     assert aligner.align(path, None, "yes no " * 60, tolerant=True).ok

@@ -170,7 +170,7 @@ class Aligner:
         self, spoken: Spoken, samples: Samples | Recording, outputs: Samples | None, tolerant: bool
     ) -> Alignment:
         """From network outputs, or from those of a long recording block by block."""
-        words, has = list(spoken.text), self.lang.lexicon.has
+        words, has = list(spoken.text or ()), self.lang.lexicon.has
         if isinstance(spoken.text, str):  # marks between words are no words
             words = [word for word in spoken.text.split() if has(word) or any(map(str.isalnum, word))]
         blocks: Iterable[Any] = [samples]
@@ -188,10 +188,14 @@ class Aligner:
             return (
                 recording if recording.seconds > WHOLE_SECONDS else np.concatenate(list(recording.blocks()))
             )
-        samples = np.asarray(spoken.audio)
-        if spoken.sample_rate is None or spoken.sample_rate < 1:
-            raise ShapeError(f"sample_rate = {spoken.sample_rate}; expected that of the samples, in Hz")
-        if samples.ndim not in (1, 2) or samples.dtype.kind not in "fi":
+        samples, rate = np.asarray(spoken.audio), spoken.sample_rate
+        if rate is None or rate < 1 or rate % 1 != 0:
+            raise ShapeError(f"sample_rate = {rate}; expected that of the samples, in whole Hz")
+        if (
+            samples.ndim not in (1, 2)
+            or samples.dtype.kind not in "fi"
+            or (samples.ndim == 2 and samples.shape[0] > samples.shape[1] > 0)  # [L, channels]
+        ):
             raise ShapeError(
                 f"audio has shape {list(samples.shape)} and dtype {samples.dtype}; expected samples [L] or [channels, L]"
             )
@@ -199,7 +203,7 @@ class Aligner:
         mono = samples.astype(np.float32) if samples.ndim == 1 else samples.astype(np.float32).mean(axis=0)
         if not np.isfinite(mono).all():
             raise DataError("audio has NaN or infinite samples")
-        resampler = Resampler(spoken.sample_rate, wanted)
+        resampler = Resampler(int(rate), wanted)
         return np.concatenate([resampler.accept(mono * np.float32(scale)), resampler.finish()])
 
     def _outputs(self, batch: Sequence[Samples]) -> list[Samples]:

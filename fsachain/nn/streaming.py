@@ -80,11 +80,10 @@ class StreamingModel:
             The outputs [T', P] that they settle, on the network's device; T' is 0 while too little is there.
 
         Raises:
-            ShapeError: not two axes, or another width than before.
+            ShapeError: not two axes, or another width than the network's; the stream is as it was.
         """
-        frames = torch.as_tensor(features)
-        if frames.dim() != 2 or (self._kept is not None and frames.shape[1] != self._kept.shape[1]):
-            width = "F" if self._kept is None else self._kept.shape[1]
+        frames, width = torch.as_tensor(features), self.network.num_features
+        if frames.dim() != 2 or frames.shape[1] != width:
             raise ShapeError(f"features have shape {list(frames.shape)}, expected [T, {width}]")
         self._kept = frames.clone() if self._kept is None else torch.cat([self._kept, frames])
         settled = max(0, self._received() - self._behind) // self._step
