@@ -57,6 +57,7 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
     command = f"align-corpus {corpus} out --model {model} --strict"
     printed = fsachain.ends(3, command).out
     assert "5 utterances aligned" in printed
+    assert "1 of 11 words are not in the lexicon; most often: unheard 1" in printed
     for told in ("silent.*no .TextGrid", "broken.*cannot be read", "empty.*transcript is empty"):
         assert re.search(told, printed), told
     rows = rows_of(out)

@@ -41,6 +41,7 @@ from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, MOST_SECONDS, Bound
 from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError, but_for, counted
 from fsachain.files import text_lines, write_text
 from fsachain.fsa import Fsa
+from fsachain.graph.lexicon import Lexicon
 from fsachain.progress import counter
 
 Sounds = Mapping[str, Callable[[], Iterable[Any]]]  # what reads an utterance's samples [L], in blocks
@@ -239,6 +240,16 @@ def _aligner(
     return LongAligner(numerator, lang.tree.num_pdfs, longest=longest, name=name, **frames)
 
 
+def tell_lacking(said: Sequence[str], lexicon: Lexicon) -> None:
+    """Print how many of the words the lexicon lacks, and which most often."""
+    lacking = Counter(word for word in said if lexicon.known_form(word) is None)
+    if lacking:
+        most = ", ".join(f"{word} {count}" for word, count in lacking.most_common(WORST))
+        click.echo(
+            f"{lacking.total()} of {counted(len(said), 'word')} are not in the lexicon; most often: {most}"
+        )
+
+
 def _name(spoken: Spoken) -> str:
     if spoken.name is not None:
         return spoken.name
@@ -409,12 +420,7 @@ def align_long(
     sizes = {"window": window, "lookahead": lookahead}
     frames = {key: round(seconds / timing.frame_seconds) for key, seconds in sizes.items()}
     said = read_words(text)
-    lacking = Counter(word for word in said if lang.lexicon.known_form(word) is None)
-    if lacking:
-        most = ", ".join(f"{word} {count}" for word, count in lacking.most_common(WORST))
-        click.echo(
-            f"{lacking.total()} of {counted(len(said), 'word')} are not in the lexicon; most often: {most}"
-        )
+    tell_lacking(said, lang.lexicon)
     aligner = _aligner(model, lang, said, tolerance, name, **frames)
     for scores in with_progress(model, audio, "aligning"):
         aligner.accept(scores)

@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 import click
 
-from fsachain.cli.alignment import Aligner, coarse_option, refined, sounds_of
+from fsachain.cli.alignment import Aligner, coarse_option, refined, sounds_of, tell_lacking
 from fsachain.cli.config import Experiment, config_option
 from fsachain.cli.decoding import network_outputs
 from fsachain.cli.lang import spell
@@ -394,6 +394,7 @@ def align_corpus(
     if model is None:
         model = train_on(data, lexicon, experiment, out, resources)
     aligner, spoken = Aligner(model, lang_of(model)), DataDir.read(data)
+    tell_lacking([word for one in spoken for word in one.words], aligner.lang.lexicon)
     found = align_all(aligner, spoken, out, not strict, resources)
     if not coarse:
         found = refined(found, sounds_of(spoken, rate), model, out)
