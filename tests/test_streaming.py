@@ -1,6 +1,7 @@
 """Chunk by chunk equals at once: features, their normalisation, resampling; networks: test_networks.py."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -99,6 +100,10 @@ def test_what_is_no_recording_is_named(tmp_path):
     (tmp_path / "text.wav").write_text("words")
     with pytest.raises(DataError, match=r"text\.wav': cannot be read"):
         Recording(tmp_path / "text.wav", 8000)
+    latin = tmp_path / os.fsdecode(b"caf\xe9.wav")  # a name that is no UTF-8
+    latin.write_text("words")
+    with pytest.raises(DataError, match=r"caf\\udce9\.wav': cannot be read"):
+        Recording(latin, 8000)
     soundfile.write(tmp_path / "nan.wav", np.array([0.0, np.nan], np.float32), 8000, subtype="FLOAT")
     with pytest.raises(DataError, match="NaN or infinite"):
         list(Recording(tmp_path / "nan.wav", 8000).blocks())

@@ -315,7 +315,7 @@ class Recording:
         try:
             with require("soundfile", extra="recipes").SoundFile(self.path) as file:
                 yield file
-        except (OSError, RuntimeError) as error:  # soundfile's own error is a RuntimeError
+        except (OSError, RuntimeError, UnicodeError) as error:  # soundfile's own; a name of another encoding
             raise DataError(f"recording {str(self.path)!r}: cannot be read: {error}") from error
 
 
