@@ -7,8 +7,10 @@ remains to be done elsewhere is Kaldi's fbank or MFCC before it and the decoder 
 from __future__ import annotations
 
 import json
+import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -100,7 +102,7 @@ def export_onnx(
     for name in ("onnx", "onnxscript"):
         require(name, extra="onnx")
     free = torch.export.Dim.DYNAMIC
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _only_errors("torch.onnx"):
         # Of packages that the exporter asks for and this model has no use for.
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -126,6 +128,17 @@ def export_onnx(
     with replacing(path) as file:
         file.write(data)
     return difference
+
+
+@contextmanager
+def _only_errors(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _batch(module: ExportedModel, lengths: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
