@@ -61,7 +61,10 @@ NO_FINAL = Fsa(2, [0], [1], [0], [0.0], [-math.inf, -math.inf])
     [
         (lambda: build_denominator(NO_FINAL, TREES["monophone"]), "accepts no phone sequence"),
         (lambda: build_denominator(Fsa(1, [], [], [], [], [0.0]), TREES["monophone"]), "accepts no phone"),
-        (lambda: build_denominator(Fsa(1, [0], [0], [3], [-0.5], [-0.5]), TREES["monophone"]), "label 4; expected"),
+        (
+            lambda: build_denominator(Fsa(1, [0], [0], [3], [-0.5], [-0.5]), TREES["monophone"]),
+            "label 4; expected",
+        ),
         (lambda: free_denominator(0), "num_pdfs = 0; expected at least 1"),
         (lambda: DenominatorGraph(3, 3), "fsa is a int; expected an Fsa"),
     ],
