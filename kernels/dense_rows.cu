@@ -66,14 +66,14 @@ extern "C" __global__ void __launch_bounds__(256)
                 long long num_pdfs, const int* lists, const double* factors, long long factor_step, OUT* out,
                 long long out_by_sequence, long long out_by_frame, long long out_by_pdf) {
   using namespace fsachain;
-  const int lane = threadIdx.x % 32;
-  const long long n = blockIdx.x, first = static_cast<long long>(blockIdx.y) * ROWS;
-  const long long last = num_frames < first + ROWS ? num_frames : first + ROWS;
+  const int lane = threadIdx.x % 32, first = static_cast<int>(blockIdx.y) * ROWS;  // below 2^21
+  const int last = num_frames < first + ROWS ? static_cast<int>(num_frames) : first + ROWS;
+  const long long n = blockIdx.x;
   const int* pdfs = lists + n * (2 + num_pdfs) + 2;
   const int columns = pdfs[-2], length = pdfs[-1];
   const ELEMENT factor = static_cast<ELEMENT>(factors[n * factor_step]);
   ELEMENT* tile = reinterpret_cast<ELEMENT*>(shared_memory) + threadIdx.x / 32 * TILE;
-  for (long long t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
+  for (int t = first + threadIdx.x / 32; t < last; t += blockDim.x / 32) {
     const ELEMENT* row = values + n * by_sequence + t * by_frame;
     OUT* into = out + n * out_by_sequence + t * out_by_frame;
     int left = t < length ? columns : 0;
