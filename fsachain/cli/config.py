@@ -485,9 +485,10 @@ class Experiment:
         return replace(self, features=features)
 
     def settled(self, tree: ContextTree | None = None) -> Experiment:
-        """With the star of `forgive` that is taken where none is given, for this tree, or for any that `lang` may make.
+        """With the star of `forgive` that is taken where none is given, for this tree; None: for any that `lang` makes.
 
-        It is written nowhere but into what a work is known by: files keep what was given, to which penalties may come later.
+        It is for work and digests of it: config.yaml keeps what was given, since the penalties that it depends on may come
+        later.
         """
         if self.forgive.star is not None:
             return self

@@ -423,7 +423,7 @@ def _kept_weights(folder: Path) -> Weights:
 
 
 def _check_made_with(folder: Path, digests: Mapping[str, str]) -> None:
-    """Earlier versions kept none."""
+    """A DataError for lattices of another search; of earlier versions, which kept no digests, any are taken."""
     path = folder / MADE_WITH
     before = parse_json(path.read_bytes(), str(path)) if path.is_file() else digests
     other = [name for name in digests if not isinstance(before, Mapping) or before.get(name) != digests[name]]

@@ -63,9 +63,9 @@ def doubts(
 ) -> tuple[dict[str, Doubt], dict[str, str]]:
     """Doubts by utterance id, and for utterances that have none the reason.
 
-    `nnet_outputs` [T, P] and `numerators`, forgiving ones (`build_numerator`), are by utterance id; `normalization`, without
-    a star, is what these were made with, or got their star (`with_cheap_star`). `progress` is called with (utterances done,
-    utterances in all).
+    `nnet_outputs` [T, P] and `numerators`, forgiving ones (`build_numerator`), are by utterance id. `normalization` is
+    without a star: what these were made with, or what got their star of frames (`with_cheap_star`). `progress` is called
+    with (utterances done, utterances in all).
     """
     found: dict[str, Doubt] = {}
     failed: dict[str, str] = {}
