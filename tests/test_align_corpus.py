@@ -36,6 +36,8 @@ def corpus(tmp_path):
     (folder / "broken.lab").write_text("yes")
     soundfile.write(folder / "empty.wav", np.zeros(8000), 8000)
     (folder / "empty.txt").write_text("...")
+    (folder / "README.txt").write_text("yes")
+    (folder / "bob b" / "lost.lab").write_text("no")
     return folder
 
 
@@ -58,7 +60,8 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
     printed = fsachain.ends(3, command).out
     assert "5 utterances aligned" in printed
     assert "1 of 11 words are not in the lexicon; most often: unheard 1" in printed
-    for told in ("silent.*no .TextGrid", "broken.*cannot be read", "empty.*transcript is empty"):
+    beside = "lost.lab: no recording beside it", "1 .txt file without a recording beside: README.txt"
+    for told in ("silent.*no .TextGrid", "broken.*cannot be read", "empty.*transcript is empty", *beside):
         assert re.search(told, printed), told
     rows = rows_of(out)
     assert {row["utterance"]: [word["label"] for word in row["words"]] for row in rows} == EXPECTED
@@ -67,6 +70,7 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
     assert grid.tierNames == ("carl - words", "carl - phones", "dora - words", "dora - phones")
     words = grid.getTier("carl - words").entries
     assert [word.label for word in words] == ["no", "yes", "yes", "no", "yes"]
+    assert grid.maxTimestamp == 9.0
     assert words[0].start >= 0.5 and words[2].start >= 3.0 - 0.06 and words[-1].end <= 8.5 + 0.06
     assert [word.label for word in grid.getTier("dora - words").entries] == ["no"]
     summary = (out / "summary.tsv").read_text().splitlines()
@@ -101,6 +105,7 @@ def test_a_data_directory_is_a_corpus_too_and_nothing_at_all_is_an_error(fsachai
     assert sorted(path.name for path in (tmp_path / "out").rglob("*.TextGrid"))[0] == "u1.TextGrid"
     (tmp_path / "nothing").mkdir()
     assert_one_line(fsachain(f"align-corpus nothing out --model {model}"), "no recordings with transcripts")
+    assert_one_line(fsachain(f"align-corpus nothing nothing --model {model}"), "nothing: is CORPUS itself")
 
 
 def test_stretches_late_in_a_recording_keep_their_times(tmp_path):
@@ -119,8 +124,10 @@ def test_words_take_the_form_that_the_lexicon_has():
 
 
 def test_parts_of_a_folder_are_found_with_speakers(corpus):
-    parts, faults = find_parts(corpus)
+    (corpus / "out").mkdir()
+    record(corpus / "out" / "converted.wav")
+    parts, faults = find_parts(corpus, corpus / "out")
     speakers = {part.id: part.speaker for part in parts}
     assert [name for name in speakers if name in EXPECTED] == list(EXPECTED)
     assert (speakers["ann-one"], speakers["broken"]) == ("ann", "broken")
-    assert [fault.id for fault in faults] == ["silent"]
+    assert [fault.id for fault in faults] == ["silent", "bob_b-lost"]

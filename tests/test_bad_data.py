@@ -77,7 +77,7 @@ def test_a_list_of_faults_goes_when_the_faults_do(fsachain, broken):
     fsachain.ends(3, align)
     assert listed.exists()
     for number in (2, 3, 5):
-        soundfile.write(broken / "data" / f"{number}.wav", np.full(8000, 0.1), 8000)
+        soundfile.write(broken / "data" / f"{number}.wav", np.sin(np.arange(8000)), 8000)
     (broken / "data" / "wav.scp").write_text("".join(f"u{n} {n}.wav\n" for n in range(1, 6)))
     fsachain.ok(align)
     assert not listed.exists()

@@ -242,6 +242,7 @@ def test_the_aligner_takes_paths_samples_and_any_rate_and_equals_align_long(
     json.dumps(found.to_dict())
     found.to_textgrid(tmp_path / "a.TextGrid")
     assert '"yes"' in (tmp_path / "a.TextGrid").read_text()
+    assert found.seconds == len(samples) / rate
 
 
 def test_the_aligner_names_what_cannot_be_aligned_and_goes_on(model, tmp_path) -> None:

@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,7 +23,7 @@ from fsachain.cli.model import TRAINED, AcousticModel, check_lang, lang_of, mode
 from fsachain.cli.options import DATA, FILE, OUT, command, fresh, option
 from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.use import stream_outputs, utterance_name, with_progress
-from fsachain.data.audio import Recording, Resampler, read_audio
+from fsachain.data.audio import Recording, Resampler, count_samples, read_audio
 from fsachain.data.dataset import Example
 from fsachain.data.features import compute_features
 from fsachain.data.kaldi_dir import DataDir
@@ -179,7 +180,11 @@ class Aligner:
         if isinstance(samples, Recording):
             blocks, scores = samples.blocks(), stream_outputs(self.model, samples)
         found = self.align_scores(_name(spoken), words, scores, tolerant=tolerant)
-        return found if self.boundaries is None else self.boundaries.refine(blocks, found)
+        if self.boundaries is not None:
+            found = self.boundaries.refine(blocks, found)
+        rate = self.model.experiment.features.sample_rate
+        seconds = samples.seconds if isinstance(samples, Recording) else round(len(samples) / rate, 6)
+        return replace(found, seconds=seconds) if found.ok else found
 
     def _samples(self, spoken: Spoken) -> Any:
         """Samples at the model's rate; a long recording as it is."""
@@ -285,8 +290,11 @@ def align(
     write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
     write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
     if textgrid is not None:
-        for name, result in found.items():
-            result.to_textgrid(textgrid / textgrid_name(name))
+        rate = model.experiment.features.sample_rate
+        for one in (one for one in data if one.id in found):
+            result = found[one.id]
+            seconds = result.seconds if one.audio is None else count_samples(one, rate) / rate
+            replace(result, seconds=seconds).to_textgrid(textgrid / textgrid_name(one.id))
     return f"{counted(len(found), 'utterance')} aligned{but_for(len(faults))}"
 
 

@@ -36,13 +36,14 @@ from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, Utterance, is_command
 from fsachain.decode.align import Alignment
 from fsachain.decode.ctm import CtmEntry, textgrid_name, write_ctm, write_textgrid
-from fsachain.errors import DataError, LeftOutError, counted, require
+from fsachain.errors import ConfigError, DataError, LeftOutError, counted, require
 from fsachain.files import binary_lines, naming, parse_json, replacing, text_lines, write_text
 from fsachain.graph.lexicon import Lexicon, bare
 from fsachain.progress import counter
 from fsachain.report.page import render_page
 
 AUDIO = frozenset({".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff"})
+TEXTS = (".TextGrid", ".lab", ".txt")  # beside a recording
 DONE = "aligned.jsonl"
 LONGEST_TEXT = 1 << 22  # bytes of a line of a transcript
 WIDE_BAND = 16000  # Hz, at most, where the configuration names no rate
@@ -64,19 +65,23 @@ class Part(Utterance):
         return Path(self.audio or "")
 
 
-def find_parts(corpus: Path) -> tuple[list[Part], list[Fault]]:
-    """The utterances of a folder as the Montreal Forced Aligner lays it out, and recordings without a usable transcript.
+def find_parts(corpus: Path, out: Path) -> tuple[list[Part], list[Fault]]:
+    """The utterances of a folder as the Montreal Forced Aligner lays it out; recordings and transcripts without the other.
 
     Beside a recording stands x.TextGrid, whose intervals are its utterances and whose tiers are speakers, or x.lab or x.txt,
     which has its words. The speaker of the latter is the folder; of recordings in the corpus's own folder, the recording.
+    Any other x.txt may be a note: it is told, and no fault. What lies in `out` is not the corpus's.
     """
-    parts, faults = [], []
-    for audio in sorted(
-        path for path in corpus.rglob("*") if path.suffix.lower() in AUDIO and path.is_file()
-    ):
-        where = audio.relative_to(corpus).with_suffix("")
-        name = "-".join("_".join(part.split()) for part in where.parts)
-        grid, *texts = [audio.with_suffix(suffix) for suffix in (".TextGrid", ".lab", ".txt")]
+    parts, faults, own = [], [], out.resolve()
+    files = [path for path in sorted(corpus.rglob("*")) if path.is_file() and own not in path.resolve().parents]
+    recordings = [path for path in files if path.suffix.lower() in AUDIO]
+
+    def name_of(path: Path) -> str:
+        return "-".join("_".join(part.split()) for part in path.relative_to(corpus).with_suffix("").parts)
+
+    for audio in recordings:
+        where, name = audio.relative_to(corpus).with_suffix(""), name_of(audio)
+        grid, *texts = [audio.with_suffix(suffix) for suffix in TEXTS]
         text = next((path for path in texts if path.is_file()), None)
         try:
             if grid.is_file():
@@ -89,6 +94,16 @@ def find_parts(corpus: Path) -> tuple[list[Part], list[Fault]]:
                 parts.append(Part(name, "_".join(speaker.split()), said, str(audio), place=where))
         except DataError as error:
             faults.append(Fault(name, str(error), "table"))
+    recorded = {path.with_suffix("") for path in recordings}
+    alone = [path for path in files if path.suffix in TEXTS and path.with_suffix("") not in recorded]
+    notes = [str(path.relative_to(corpus)) for path in alone if path.suffix == ".txt"]
+    if notes:
+        named = ", ".join([*notes[:WORST], *(["..."] if len(notes) > WORST else [])])
+        click.echo(f"{corpus}: {counted(len(notes), '.txt file')} without a recording beside: {named}")
+    kinds = ", ".join(sorted(AUDIO))
+    for path in alone:
+        if path.suffix != ".txt":
+            faults.append(Fault(name_of(path), f"{path}: no recording beside it ({kinds})", "no recording"))
     return parts, faults
 
 
@@ -306,6 +321,7 @@ SUMMARY = "utterance\tspeaker\tsuspicion\tseconds\twords\tconfidence\tlowest\tsk
 
 def write_found(checked: Sequence[Checked], out: Path) -> list[Checked]:
     """Write CTM files, TextGrids, summary.tsv and index.html; returns the utterances, the most suspicious first."""
+    soundfile = require("soundfile", extra="recipes")
     write_ctm(out / "words.ctm", (entry for one in checked for entry in one.alignment.words))
     write_ctm(out / "phones.ctm", (entry for one in checked for entry in one.alignment.phones))
     grids: dict[Path, list[Checked]] = {}
@@ -322,7 +338,7 @@ def write_found(checked: Sequence[Checked], out: Path) -> list[Checked]:
                     for entry in getattr(one.alignment, tier)
                 ]
                 tiers.setdefault(before + tier, []).extend(_after(tiers.get(before + tier, []), shifted))
-        seconds = max(one.part.start + one.alignment.seconds for one in group)
+        seconds = soundfile.info(group[0].part.file).duration
         write_textgrid(out / place.with_name(f"{place.name}.TextGrid"), tiers, seconds)
     ordered = sorted(checked, key=lambda one: -one.suspicion)
     write_text(out / "summary.tsv", SUMMARY + "".join(one.row() for one in ordered))
@@ -373,8 +389,10 @@ def align_corpus(
     """
     if model is not None and lexicon is not None:
         raise click.UsageError("--lexicon is that of a model to be trained: with --model expected without it")
+    if corpus.resolve() == out.resolve():
+        raise ConfigError(f"{out}: is CORPUS itself, whose TextGrids would be replaced; expected another folder")
     parts, faults = (
-        (of_data(resources.read(corpus)), []) if (corpus / "text").is_file() else find_parts(corpus)
+        (of_data(resources.read(corpus)), []) if (corpus / "text").is_file() else find_parts(corpus, out)
     )
     if not parts:
         raise DataError(

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fsachain.data.audio import Perturbation, audio_identity, count_samples, read_audio, recorded_rate
 from fsachain.data.cuts import cut_features
 from fsachain.data.utterance import Cut, Fault, Utterance, UtteranceError
-from fsachain.errors import ConfigError, DataError, check_choices, check_range, require, warn_once
+from fsachain.errors import ConfigError, DataError, check_choices, check_range, counted, require, warn_once
 from fsachain.files import read_npz, remove_partials, replacing
 from fsachain.kaldi.archive import read_value
 from fsachain.kaldi.values import read_matrix, read_num_rows
@@ -342,11 +342,16 @@ def load_chunk(
 
 
 def features_fault(utterance: Utterance, features: NDArray[np.float32]) -> Fault | None:
-    """None if the features of the utterance have frames, and are finite."""
+    """None if the features of the utterance have frames, are finite, and have something to be heard where words are."""
     if not len(features):
         return without_frames(utterance)
-    broken = not_finite(features)
-    return utterance.unusable("features not finite", f": {broken}").fault if broken else None
+    if broken := not_finite(features):
+        return utterance.unusable("features not finite", f": {broken}").fault
+    if utterance.words and len(features) > 1 and (features == features[0]).all():
+        words, place = counted(len(utterance.words), "word"), utterance.feats or utterance.audio
+        reason = f": {words} in {place!r}, whose {len(features)} frames are all the same; expected speech"
+        return utterance.unusable("digital silence", reason).fault
+    return None
 
 
 def without_frames(utterance: Utterance) -> Fault:

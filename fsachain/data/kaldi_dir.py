@@ -1,7 +1,8 @@
 """Data sets: which recordings there are, who speaks and what is said, as Kaldi data directories say it.
 
 A directory holds `text` and `wav.scp` or `feats.scp`, and may hold `utt2spk` and `segments`. Every line of every table is
-`key value...`; keys are unique. Paths in `wav.scp` and `feats.scp` are relative to the folder of the file that names
+`key value...`; keys are unique. Where there is a feats.scp, an utterance that it lacks has a fault: ours computed in place
+of Kaldi's would be other features. Paths in `wav.scp` and `feats.scp` are relative to the folder of the file that names
 them, so that a corpus can be moved. An entry with a `|` at either end is a shell command. Commands run with the rights of
 the reader, hence they are refused unless the caller asks for them with `allow_commands=True`.
 
@@ -12,8 +13,10 @@ from __future__ import annotations
 
 import math
 import os
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -62,7 +65,9 @@ def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utt
     audio: dict[str, _Stretch] = {name: (place, 0.0, None) for name, place in recordings.items()}
     if (folder / "segments").is_file():
         audio = _table(folder / "segments", faults, partial(_stretch, recordings)) if recordings else {}
-    feats = _table(folder / "feats.scp", faults, locate)
+    stored = folder / "feats.scp"
+    needed = audio if stored.is_file() and stored.stat().st_size else ()
+    feats = _table(stored, faults, locate, needed, "no features")
     ids = dict.fromkeys([*audio, *feats])
     texts = _table(folder / "text", faults, partial(_words, ids), ids, "no transcript")
     speakers = _table(folder / "utt2spk", faults, partial(_speaker, ids), ids, "no speaker")
@@ -117,8 +122,17 @@ def _parsed(path: str | Path, faults: Faults, parse: _Parse[Found]) -> dict[str,
         except UtteranceError as error:
             faults.report(error.fault.kind, key, path, number, error.fault.reason)
         except DataError as error:
-            faults.report("table", key, path, number, str(error).removeprefix(": "))
+            faults.report("table", key or _key(line), path, number, str(error).removeprefix(": "))
     return found
+
+
+def _key(line: bytes) -> str:
+    """Of a line that is no such text, if that can be read: the utterance is left out once, not once for each table."""
+    fields = line.removeprefix(BOM_UTF8).split(None, 1)
+    if fields and len(fields[0]) <= LONGEST_KEY and b"\0" not in fields[0]:
+        with suppress(UnicodeDecodeError):
+            return fields[0].decode()
+    return ""
 
 
 def _parsed_at_once(path: str | Path, parse: _Parse[Found]) -> dict[str, Found] | None:

@@ -94,9 +94,9 @@ def is_command(location: str) -> bool:
 
 
 _KINDS = (
-    "table, duplicate id, no transcript, no recording, no speaker, segment, shell command, missing file, unreadable audio, "
-    "empty audio, sampling rate, unreadable features, width of features, features not finite, no frames, empty text, "
-    "unknown word, no pronunciation, no alignment, no numerator, too short, no path"
+    "table, duplicate id, no transcript, no recording, no features, no speaker, segment, shell command, missing file, "
+    "unreadable audio, empty audio, sampling rate, unreadable features, width of features, features not finite, no frames, "
+    "digital silence, empty text, unknown word, no pronunciation, no alignment, no numerator, too short, no path"
 )
 KINDS = tuple(_KINDS.split(", "))  # of faults, in the order of `fault_table`
 SHOWN = 5  # utterances per kind; the others are counted

@@ -80,7 +80,7 @@ class Alignment:
         phones: in order, with silence, with confidences of the same kind.
         skipped: positions in the transcript of words that were not said.
         other: stretches where something else was said, in place of a word or between words.
-        seconds: the duration of all frames.
+        seconds: the duration of the recording, where it was read here (`Aligner.align`); else that of all frames.
         reason: why there is no alignment; "" where there is one.
     """
 

@@ -67,11 +67,12 @@ def write_textgrid(path: str | Path, tiers: Mapping[str, Sequence[CtmEntry]], du
     """Write a TextGrid for Praat; folders are made if need be. Stretches without an entry become empty intervals.
 
     `tiers` are entries by the tier's name, such as {"words": ..., "phones": ...}. `duration` is that of the recording in
-    seconds; a longer last entry extends it. DataError where entries of a tier overlap by more than 0.1 ms, are out of order,
-    begin before 0, or have no duration.
+    seconds: an entry that goes on behind it, as the network's last frame may, ends there; one that begins there extends it.
+    DataError where entries of a tier overlap by more than 0.1 ms, are out of order, begin before 0, or have no duration.
     """
     textgrid = require("praatio.textgrid", extra="recipes")
     rows: dict[str, list[tuple[float, float, str]]] = {}  # start, end at most where the next begins, label
+    whole = round(duration, 6)
     for name, entries in tiers.items():
         rows[name] = []
         last = 0.0
@@ -82,9 +83,11 @@ def write_textgrid(path: str | Path, tiers: Mapping[str, Sequence[CtmEntry]], du
                     f"utterance {entry.utterance!r}: {entry.label!r} of tier {name!r} lasts from {start:g} to {end:g} s; "
                     f"expected some time at or after {last:g} s"
                 )
+            if max(start, last) < whole:
+                end = min(end, whole)
             rows[name].append((max(start, last), end, entry.label))
             last = end
-    end = max([round(duration, 6), *(row[-1][1] for row in rows.values() if row)])
+    end = max([whole, *(row[-1][1] for row in rows.values() if row)])
     grid = textgrid.Textgrid(0.0, end)
     for name, row in rows.items():
         grid.addTier(textgrid.IntervalTier(name, row, 0.0, end))
