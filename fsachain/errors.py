@@ -75,13 +75,30 @@ def check_choices(options: object, **known: Collection[str]) -> None:
             raise ConfigError(f"{name}: {getattr(options, name)!r} is not one of {', '.join(values)}")
 
 
+def as_number(name: str, value: Any) -> Any:
+    """The value; a ConfigError where it is no number, as those of a file or a command line that nobody converted."""
+    if not hasattr(value, "__float__"):
+        raise ConfigError(f"{name} = {value!r}; expected a number")
+    return value
+
+
+def check_finite(name: str, value: Any, least: float = -math.inf) -> float:
+    """The value as a float; a ConfigError where it is no finite number, or below `least`."""
+    if not (math.isfinite(as_number(name, value)) and value >= least):
+        bound = "" if least == -math.inf else f" >= {least:g}"
+        raise ConfigError(f"{name} = {value}; expected a finite number{bound}")
+    return float(value)
+
+
 def check_range(options: object, allowed: str, *names: str) -> None:
     """A ConfigError for the first of these attributes that is not in a range such as "[0, 1)", where None always is."""
     low, high = map(float, allowed[1:-1].split(","))
     for name in names:
         value = getattr(options, name)
-        above = value is None or value > low or (value == low and allowed[0] == "[")
-        below = value is None or value < high or (value == high and allowed[-1] == "]")
+        if value is None:
+            continue
+        above = as_number(name, value) > low or (value == low and allowed[0] == "[")
+        below = value < high or (value == high and allowed[-1] == "]")
         if not (above and below):
             least = f"{'at least' if allowed[0] == '[' else 'more than'} {low:g}"
             expected = least if high == math.inf and value != high else f"a number in {allowed}"

@@ -14,10 +14,13 @@ from fsachain import (
     ConfigError,
     DataError,
     DenominatorGraph,
+    Forgiveness,
     Fsa,
     FsachainError,
     GraphError,
+    Lexicon,
     LFMMILoss,
+    MBRLoss,
     MissingExtraError,
     ShapeError,
     TableBatch,
@@ -25,10 +28,17 @@ from fsachain import (
     available_backends,
     best_path,
     compile_table,
+    ctc_loss,
+    estimate_phone_lm,
     forward_backward,
+    lm_phones,
+    rnnt_loss,
     total_log_prob,
 )
+from fsachain.data.audio import Perturbation
 from fsachain.errors import require
+from fsachain.graph.decoding import Weights
+from fsachain.nn import TdnnfConfig
 
 INF, NAN = math.inf, math.nan
 ONES = torch.ones(2, requires_grad=True)
@@ -256,6 +266,41 @@ def test_malformed_arguments_of_the_loss_are_refused(changed, error, match):
 )
 def test_malformed_options_of_the_loss_are_refused(denominator, options, match):
     refuses(ConfigError, match, LFMMILoss, DENOMINATOR if denominator is None else denominator, **options)
+
+
+LOG_PROBS, CTC = torch.zeros(4, 1, 3), ([[1]], [4], [1])
+LOGITS, RNNT = torch.zeros(1, 2, 2, 3), ([[1]], [2], [1])
+LEXICON = Lexicon.from_entries([("a", 1.0, ["k"])])
+# What takes a number of this name.
+NUMBERS = {
+    "l2_regularize": lambda value: LFMMILoss(DENOMINATOR, l2_regularize=value),
+    "leaky_hmm_coefficient": lambda value: MBRLoss(DENOMINATOR, leaky_hmm_coefficient=value),
+    "consistency": lambda value: LFMMILoss(DENOMINATOR).adjust(consistency=value),
+    "memory_budget": lambda value: ctc_loss(LOG_PROBS, *CTC, memory_budget=value),
+    "delay_penalty": lambda value: ctc_loss(LOG_PROBS, *CTC, delay_penalty=value),
+    "fastemit_lambda": lambda value: rnnt_loss(LOGITS, *RNNT, fastemit_lambda=value),
+    "clamp": lambda value: rnnt_loss(LOGITS, *RNNT, clamp=value),
+    "substitution": lambda value: Forgiveness(substitution=value),
+    "deletion": lambda value: Forgiveness(deletion=value),
+    "lm_weight": lambda value: Weights(value).check(),
+    "edge_silence": lambda value: lm_phones(["a"], LEXICON, edge_silence=value),
+    "silence_prob": lambda value: Lexicon.from_entries([("a", 1.0, ["k"])], silence_prob=value),
+    "ngram_order": lambda value: estimate_phone_lm([[1]], ngram_order=value),
+    "speed": lambda value: Perturbation(speed=value),
+    "dropout": lambda value: TdnnfConfig(num_features=8, num_pdfs=4, dropout=value),
+}
+
+
+@pytest.mark.parametrize("value", ["0.1", [0.1]])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_what_is_no_number_is_refused_by_name(name, value):
+    refuses(ConfigError, f"{name} = {re.escape(repr(value))}; expected a number$", NUMBERS[name], value)
+
+
+@pytest.mark.parametrize("blank", ["0", 0.5, None])
+def test_a_blank_that_is_no_integer_is_refused(blank):
+    told = f"blank = {re.escape(repr(blank))}; expected a class of 3, or one counted from the end"
+    refuses(ConfigError, told, lambda: rnnt_loss(LOGITS, *RNNT, blank=blank))
 
 
 def test_several_denominators_must_be_of_one_width_and_chosen_by_name():

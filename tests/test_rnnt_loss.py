@@ -274,7 +274,7 @@ def test_shapes_lengths_and_targets_that_cannot_be_are_named(change, message, wa
         ({"blank": 5}, "blank = 5; expected a class of 5, or one counted from the end"),
         ({"reduction": "avg"}, r"reduction = 'avg'; expected one of \['none', 'mean', 'sum'\]"),
         ({"rnnt_type": "strict"}, "rnnt_type = 'strict'; expected one of"),
-        ({"fastemit_lambda": -0.1}, "fastemit_lambda = -0.1; expected a number >= 0"),
+        ({"fastemit_lambda": -0.1}, "fastemit_lambda = -0.1; expected a finite number >= 0"),
         ({"delay_penalty": float("inf")}, "delay_penalty = inf; expected a finite number"),
         ({"clamp": float("nan")}, "clamp = nan; expected a number, above 0 where"),
     ],

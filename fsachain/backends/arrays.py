@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.batch import TableBatch
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, as_number
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -62,14 +62,14 @@ def check_lengths(lengths: Any, batch: TableBatch, num_frames: int, argument: st
 
 
 def check_budget(memory_budget: float | None) -> None:
-    if memory_budget is not None and not memory_budget >= 0.0:
+    if memory_budget is not None and not as_number("memory_budget", memory_budget) >= 0.0:
         raise ConfigError(
             f"memory_budget = {memory_budget}; expected bytes, a number >= 0, or None for a share of the free memory"
         )
 
 
 def check_leak(batch: TableBatch, coefficient: float) -> None:
-    if not 0.0 <= coefficient <= 1.0:
+    if not 0.0 <= as_number("leaky_hmm_coefficient", coefficient) <= 1.0:
         raise ConfigError(f"leaky_hmm_coefficient = {coefficient}; expected a number in [0, 1]")
     for n, table in enumerate(batch.tables):
         if coefficient > 0.0 and table.leaky_log_prob is None:

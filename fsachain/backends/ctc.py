@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, DataError, ShapeError
+from fsachain.errors import ConfigError, DataError, ShapeError, check_finite
 from fsachain.fsa import Floats, Fsa
 from fsachain.graph.ctc import CtcTopology, check_topology, differs_from_previous, target_graph
 from fsachain.graph.forgive import NOTHING, Forgiveness
@@ -238,8 +238,7 @@ def make_problem(
         raise ShapeError(
             f"log_priors has shape {list(log_prior.shape)}; expected {num_classes} finite numbers"
         )
-    if not math.isfinite(delay_penalty):
-        raise ConfigError(f"delay_penalty = {delay_penalty}; expected a finite number")
+    check_finite("delay_penalty", delay_penalty)
     labels, counts = _padded_labels(targets, label_counts, size, names)
     if min(counts.tolist()) < labels.shape[1]:
         labels = np.where(np.arange(labels.shape[1]) < counts[:, None], labels, 0)

@@ -73,7 +73,9 @@ def find_parts(corpus: Path, out: Path) -> tuple[list[Part], list[Fault]]:
     Any other x.txt may be a note: it is told, and no fault. What lies in `out` is not the corpus's.
     """
     parts, faults, own = [], [], out.resolve()
-    files = [path for path in sorted(corpus.rglob("*")) if path.is_file() and own not in path.resolve().parents]
+    files = [
+        path for path in sorted(corpus.rglob("*")) if path.is_file() and own not in path.resolve().parents
+    ]
     recordings = [path for path in files if path.suffix.lower() in AUDIO]
 
     def name_of(path: Path) -> str:
@@ -390,7 +392,9 @@ def align_corpus(
     if model is not None and lexicon is not None:
         raise click.UsageError("--lexicon is that of a model to be trained: with --model expected without it")
     if corpus.resolve() == out.resolve():
-        raise ConfigError(f"{out}: is CORPUS itself, whose TextGrids would be replaced; expected another folder")
+        raise ConfigError(
+            f"{out}: is CORPUS itself, whose TextGrids would be replaced; expected another folder"
+        )
     parts, faults = (
         (of_data(resources.read(corpus)), []) if (corpus / "text").is_file() else find_parts(corpus, out)
     )

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fsachain.data.cuts import MAX_SECONDS, cut_identity, cut_rate, cut_samples
 from fsachain.data.utterance import Cut, Member, Utterance, UtteranceError, is_command
-from fsachain.errors import ConfigError, DataError, require
+from fsachain.errors import ConfigError, DataError, as_number, require
 
 _BLOCK = 1 << 17  # samples of all channels that are read at once
 BLOCK_SECONDS = 30.0  # of a `Recording`
@@ -56,7 +56,7 @@ class Perturbation:
     noise: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
-        if not 0.5 <= self.speed <= 2.0:
+        if not 0.5 <= as_number("speed", self.speed) <= 2.0:
             raise ConfigError(f"speed is {self.speed}; expected 0.5 to 2.0")
         if len(self.volume) != 2 or not 0.0 < self.volume[0] <= self.volume[1]:
             raise ConfigError(f"volume is {self.volume}; expected a positive lowest and highest gain")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, GraphError, brief, require
+from fsachain.errors import GraphError, brief, check_finite, require
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_arcs
@@ -46,11 +46,9 @@ class Weights(NamedTuple):
         return f"LM weight {self.lm_weight:g}, penalty {self.word_insertion_penalty:g}{spelt}"
 
     def check(self) -> Weights:
-        if not 0 <= self.lm_weight < math.inf:
-            raise ConfigError(f"lm_weight = {self.lm_weight}: expected a finite number >= 0")
+        check_finite("lm_weight", self.lm_weight, least=0.0)
         for name, value in zip(self._fields[1:], self[1:], strict=True):
-            if not math.isfinite(value):
-                raise ConfigError(f"{name} = {value}: expected a finite number")
+            check_finite(name, value)
         return self
 
     def penalty(self, ids: npt.NDArray[np.integer], words: WordIds) -> npt.NDArray[np.float64]:

@@ -41,7 +41,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, GraphError
+from fsachain.errors import ConfigError, GraphError, as_number
 from fsachain.fsa import Fsa
 from fsachain.openfst import rows
 
@@ -69,9 +69,11 @@ class Forgiveness:
     most_left_out: int = 3
 
     def __post_init__(self) -> None:
+        as_number("deletion", self.deletion)
+        as_number("most_left_out", self.most_left_out)
         for name in ("substitution", "insertion"):
             value = getattr(self, name)
-            if not value >= 0:
+            if not as_number(name, value) >= 0:
                 raise ConfigError(
                     f"{name} = {value}: expected a penalty of at least 0, in nats; infinity forbids"
                 )

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fsachain.errors import DataError, GraphError, brief
+from fsachain.errors import DataError, GraphError, as_number, brief
 from fsachain.files import LONGEST_LINE, binary_lines, parse_json, replacing, text_lines, without_collector
 from fsachain.graph.transducer import Numbers
 from fsachain.openfst import read_symbols
@@ -97,7 +97,7 @@ class Lexicon:
             raise GraphError(
                 f"silence = {self.silence!r:.80} is not a phone of the lexicon; expected one of its phones, or None"
             )
-        if self.silence is not None and not 0.0 < self.silence_prob < 1.0:
+        if self.silence is not None and not 0.0 < as_number("silence_prob", self.silence_prob) < 1.0:
             raise GraphError(f"silence_prob = {self.silence_prob}: expected a probability in (0, 1)")
         if self.oov is not None and self.oov not in word_ids:
             raise GraphError(f"oov = {self.oov!r:.80} is not a word of the lexicon")
@@ -571,7 +571,7 @@ def lm_phones(
             transcript's index).
     """
     for argument, prob in (("edge_silence", edge_silence), ("between_silence", between_silence)):
-        if not 0.0 <= prob <= 1.0:
+        if not 0.0 <= as_number(argument, prob) <= 1.0:
             raise GraphError(f"{argument} = {prob}: expected a probability in [0, 1]")
     rng = np.random.default_rng(seed)
     silence = [] if lexicon.silence_phone is None else [lexicon.silence_phone]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, DataError, GraphError, brief
+from fsachain.errors import ConfigError, DataError, GraphError, brief, check_finite
 from fsachain.fsa import Fsa, arcs_from, input_fsa
 from fsachain.graph.supervision import PhoneLattice
 from fsachain.graph.transducer import Numbers, remove_epsilons
@@ -338,8 +338,7 @@ def _frames(
 ) -> Transducer:
     """The lattice as a graph with one transition id on each arc, epsilon-free and trimmed."""
     for option, scale in (("lm_scale", lm_scale), ("acoustic_scale", acoustic_scale)):
-        if not 0 <= scale < math.inf:
-            raise ConfigError(f"{option} = {scale}: expected a finite number >= 0")
+        check_finite(option, scale, least=0.0)
     lattice = compact.expanded()
     bad = np.flatnonzero(lattice.transition >= len(model.transitions.pdf))
     if bad.size:

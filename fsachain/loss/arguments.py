@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.grid_call import Placed
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, warn_once
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, as_number, check_finite, warn_once
 from fsachain.grid import TOPOLOGIES, Ints, Rows
 from fsachain.loss.autograd import as_tensor
 
@@ -106,8 +106,8 @@ def _integers(values: Any, name: str, device: torch.device) -> Tensor:
 
 def class_index(value: int, width: int, name: str) -> int:
     """A class counted from 0; negative ones count from the end, as torchaudio's blank -1."""
-    if not -width <= value < width:
-        raise ConfigError(f"{name} = {value}; expected a class of {width}, or one counted from the end")
+    if not (hasattr(value, "__index__") and -width <= value < width):
+        raise ConfigError(f"{name} = {value!r}; expected a class of {width}, or one counted from the end")
     return value % width
 
 
@@ -116,24 +116,16 @@ def check_choice(value: str, name: str, choices: Any) -> None:
         raise ConfigError(f"{name} = {value!r}; expected one of {list(choices)}")
 
 
-def check_finite(name: str, value: float) -> float:
-    if not math.isfinite(value):
-        raise ConfigError(f"{name} = {value}; expected a finite number")
-    return float(value)
-
-
 def check_clamp(value: float) -> float:
     """The largest magnitude of an entry of the gradient: inf where the option is not above 0."""
-    if math.isnan(value):
+    if math.isnan(as_number("clamp", value)):
         raise ConfigError(f"clamp = {value}; expected a number, above 0 where the gradient is to be clamped")
     return float(value) if value > 0 else math.inf
 
 
 def check_fastemit(value: float) -> float:
     """lambda of (27)."""
-    if check_finite("fastemit_lambda", value) < 0.0:
-        raise ConfigError(f"fastemit_lambda = {value}; expected a number >= 0")
-    return float(value)
+    return check_finite("fastemit_lambda", value, least=0.0)
 
 
 def share_of(reduction: str, size: int) -> float:

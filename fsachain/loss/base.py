@@ -15,7 +15,16 @@ from fsachain.backends.arrays import check_budget
 from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, brief, counted, warn_once
+from fsachain.errors import (
+    BackendUnavailable,
+    ConfigError,
+    ShapeError,
+    as_number,
+    brief,
+    check_finite,
+    counted,
+    warn_once,
+)
 from fsachain.loss.autograd import (
     Operator,
     as_tensor,
@@ -643,11 +652,9 @@ class SequenceLoss(nn.Module, Generic[Record]):
 
 def check_factor(name: str, value: float) -> float:
     """A finite number >= 0; for the leaky-HMM coefficient at most 1."""
-    if not 0.0 <= value < float("inf"):
-        raise ConfigError(f"{name} = {value}; expected a finite number >= 0")
-    if name == "leaky_hmm_coefficient" and value > 1.0:
+    if name == "leaky_hmm_coefficient" and as_number(name, value) > 1.0:
         raise ConfigError(f"{name} = {value}; expected a number in [0, 1]")
-    return float(value)
+    return check_finite(name, value, least=0.0)
 
 
 def _xent_objf(terms: Terms, log_probs: Tensor, frame_weights: Tensor) -> Tensor:

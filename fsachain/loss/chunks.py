@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fsachain.backends import dispatch
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Grid
-from fsachain.errors import ConfigError, ShapeError
+from fsachain.errors import ConfigError, ShapeError, check_finite
 from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, dense_boxes
 from fsachain.loss import arguments
 from fsachain.loss.autograd import first_only
@@ -128,7 +128,7 @@ def transducer_loss(
         given,
         TOPOLOGIES[rnnt_type],
         [blank, -1],
-        delays=[0.0, arguments.check_finite("delay_penalty", delay_penalty)],
+        delays=[0.0, check_finite("delay_penalty", delay_penalty)],
         fastemit=arguments.check_fastemit(fastemit_lambda),
         clamp=arguments.check_clamp(clamp),
         is_constrained=rnnt_type == "constrained",

@@ -18,12 +18,11 @@ from fsachain.backends import arrays
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.dispatch import BackendName
-from fsachain.errors import ConfigError, ShapeError
+from fsachain.errors import ConfigError, ShapeError, check_finite
 from fsachain.grid import TOPOLOGIES, RnntType
 from fsachain.loss import arguments
 from fsachain.loss.arguments import (
     check_beside,
-    check_finite,
     check_logits,
     check_topology,
     class_index,
@@ -457,7 +456,7 @@ def rnnt_loss_pruned(
         spans[:, [1, 0]],
         arguments.integers_there(ranges, "ranges", logits.device),
     )
-    delay = arguments.check_finite("delay_penalty", delay_penalty)
+    delay = check_finite("delay_penalty", delay_penalty)
     call = rnnt_call(
         logits,
         given,

@@ -19,7 +19,7 @@ from fsachain.backends import arrays, dispatch
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Grid, Placed
-from fsachain.errors import ConfigError, ShapeError, brief
+from fsachain.errors import ConfigError, ShapeError, brief, check_finite
 from fsachain.fsa import Ints
 from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, num_cells
@@ -410,7 +410,7 @@ def rnnt_loss(
         given,
         TOPOLOGIES[rnnt_type],
         [blank, -1],
-        delays=[0.0, arguments.check_finite("delay_penalty", delay_penalty)],
+        delays=[0.0, check_finite("delay_penalty", delay_penalty)],
         fastemit=arguments.check_fastemit(fastemit_lambda),
         clamp=arguments.check_clamp(clamp),
         is_constrained=rnnt_type == "constrained",
@@ -454,7 +454,7 @@ class RNNTLoss(nn.Module):
         arguments.check_topology(rnnt_type)
         arguments.check_clamp(clamp)
         arguments.check_fastemit(fastemit_lambda)
-        arguments.check_finite("delay_penalty", delay_penalty)
+        check_finite("delay_penalty", delay_penalty)
         given = locals()
         for name in _OPTIONS:
             setattr(self, name, given[name])

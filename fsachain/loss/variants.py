@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsachain.backends.dispatch import BackendName
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, check_finite
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import arguments
 from fsachain.loss.rnnt import RnntCall, TransducerLattice, lattice_of, rnnt_call, rnnt_losses
@@ -107,7 +107,7 @@ def _tdt(
     kinds = [(GridArc(frames, 0, 0), blank, entry) for entry, frames in times if frames > 0]
     kinds += [(GridArc(frames, 1, 1), -1, entry) for entry, frames in times]
     arcs, classes, entries = zip(*kinds, strict=True)
-    lists, sigma = (list(classes), list(entries), [width, -1]), arguments.check_finite("sigma", sigma)
+    lists, sigma = (list(classes), list(entries), [width, -1]), check_finite("sigma", sigma)
     return rnnt_call(logits, arguments.given(*given), arcs, *lists, sigma=sigma, backend=backend)
 
 
@@ -200,7 +200,7 @@ def multi_blank_loss(
     classes = [arguments.class_index(blank, width, "blank"), -1, *own]
     arcs = *REGULAR, *(BLANK._replace(frames=count) for count in frames)
     given = arguments.given(logits, targets, logit_lengths, target_lengths)
-    sigma = arguments.check_finite("sigma", sigma)
+    sigma = check_finite("sigma", sigma)
     call = rnnt_call(logits, given, arcs, classes, sigma=sigma, backend=backend)
     return _loss(call, reduction, clamp, fastemit_lambda, inplace)
 
