@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,12 +12,16 @@ import torch
 from cli_fixtures import ARPA, assert_one_line, save_untrained
 
 from fsachain import Aligner
+from fsachain.cli.decoding import DecodingGraphs, Recogniser
+from fsachain.cli.model import AcousticModel, lang_of
+from fsachain.cli.resources import Resources
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.lattices import as_transducer
 from fsachain.errors import counted
+from fsachain.graph.grammar import grammar_from_arpa
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import read_lattice
-from fsachain.openfst import Transducer
+from fsachain.openfst import Transducer, write_fst
 
 RATE = 8000
 SECONDS = 3.0
@@ -85,6 +90,29 @@ def said_by_noise(folder):
     (folder / "utt2spk").write_text("a a\n")
 
 
+def test_what_lattices_are_kept_with_is_the_model_not_how_it_is_written(model, tmp_path):
+    """An ARPA file, and Kaldi's G.fst of it, whose words have other numbers and whose arcs are in their order."""
+    (tmp_path / "words.arpa").write_text(ARPA)
+    acoustic = AcousticModel.load(model)
+    lang = lang_of(acoustic)
+    words = sorted(lang.lexicon.words, reverse=True)
+    names = ["<eps>", *words, "#0"]
+    (tmp_path / "words.txt").write_text("".join(f"{word} {number}\n" for number, word in enumerate(names)))
+    own = Transducer.from_openfst(grammar_from_arpa(tmp_path / "words.arpa", lang.lexicon))
+    numbers = np.array([len(names) - 1, *(names.index(word) for word in lang.lexicon.words)])
+    back_off = own.ilabel == 0
+    other = replace(own, ilabel=numbers[own.ilabel], olabel=np.where(back_off, 0, numbers[own.olabel]))
+    write_fst(other.to_openfst().arcsort(), tmp_path / "G.fst")
+    pair = tmp_path / "G.fst", tmp_path / "words.txt"
+    graphs = DecodingGraphs(lang, tmp_path / "words.arpa"), DecodingGraphs(lang, None, pair)
+    arpa, grammar = (Recogniser(acoustic, one, Resources()).made_with for one in graphs)
+    assert arpa == grammar
+    first, second = (
+        Recogniser(acoustic.mean_with(acoustic, share), graphs[0], Resources()) for share in (0.5, 0.4)
+    )
+    assert len({str(one) for one in (arpa, first.made_with, second.made_with)}) == 3
+
+
 def test_rescoring_the_lattices_of_decode_is_rescoring_a_search(fsachain, model, tmp_path):
     said_by_noise(tmp_path / "said")
     (tmp_path / "words.arpa").write_text(ARPA)
@@ -113,6 +141,15 @@ def test_rescoring_the_lattices_of_decode_is_rescoring_a_search(fsachain, model,
         (f"rescore wider/wider.safetensors said words.arpa kept {search}", "model"),
     ):
         assert_one_line(fsachain(f"{other} --lattices decoded"), f"lattices are of another {what}; expected")
+    for change, told in (
+        ({"first_pass_share": "0.5 1f"}, "first_pass_share"),
+        ({"lexicon": "1f"}, "lexicon"),
+    ):
+        kept = json.loads((decoded / "made_with.json").read_text())
+        (decoded / "made_with.json").write_text(json.dumps(kept | change))
+        failed = fsachain(f"{rescore} kept {search} --lattices decoded")
+        assert_one_line(failed, f"lattices are of another {told}; expected")
+        (decoded / "made_with.json").write_text(json.dumps(kept))
     (decoded / "made_with.json").unlink()
     fsachain.ok(f"{rescore} kept {search} --lattices decoded")  # of an earlier version, nobody knows
     heard = (decoded / "dev" / "hyp.txt").read_text()

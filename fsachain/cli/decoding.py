@@ -219,13 +219,20 @@ class Recogniser:
     def made_with(self) -> dict[str, str]:
         """Digests of what its lattices depend on, which are kept beside them."""
         graphs, lang = self.graphs, self.graphs.lang
+        fst = Transducer.from_openfst(graphs.grammar)
+        order = np.lexsort([fst.dst, fst.olabel, fst.ilabel, fst.src])  # a G.fst has that of its words.txt
+        arcs = {name: getattr(fst, name)[order] for name in ("src", "dst", "ilabel", "olabel", "log_prob")}
         grammar = hashlib.sha256(" ".join(map(str, graphs.words)).encode())
-        grammar.update(Transducer.from_openfst(graphs.grammar).to_bytes())
-        return {
+        grammar.update(replace(fst, **arcs).to_bytes())
+        found = {
             "model": checksum_of(cast(nn.Module, self.model.network).state_dict()),
             "lexicon": made_with(lang.lexicon, lang.tree)["lexicon"],
             "language model": grammar.hexdigest(),
         }
+        if self.model.other is not None:
+            network, share = self.model.other
+            found["first_pass_share"] = f"{share:g} {checksum_of(cast(nn.Module, network).state_dict())}"
+        return found
 
     def tune(self, data: DataDir, out: Path, keep: bool = False) -> TuningResult:
         """Choose LM weight and penalties on a development set; writes tuning.txt and tuning.json to `out`.
@@ -426,11 +433,12 @@ def _check_made_with(folder: Path, digests: Mapping[str, str]) -> None:
     """A DataError for lattices of another search; of earlier versions, which kept no digests, any are taken."""
     path = folder / MADE_WITH
     before = parse_json(path.read_bytes(), str(path)) if path.is_file() else digests
-    other = [name for name in digests if not isinstance(before, Mapping) or before.get(name) != digests[name]]
+    known = before if isinstance(before, Mapping) else {}
+    other = [name for name in {**digests, **known} if known.get(name) != digests.get(name)]
     if other:
         raise DataError(
             f"{folder}: its lattices are of another {' and another '.join(other)}; expected model, lexicon, --arpa, "
-            "--grammar and --open-vocabulary of the search"
+            "--grammar and --open-vocabulary of the search (a first_pass_share is known to `fsachain run`)"
         )
 
 
