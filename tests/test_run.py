@@ -123,6 +123,19 @@ def test_options_that_a_training_refuses_are_forgotten(fsachain, exp, inputs):
     assert stages_of(fsachain.ok("run exp --to train").out) == []
 
 
+def test_options_count_also_where_no_stage_is_left_to_do(fsachain, exp, inputs, recorded):
+    """The next plain call takes them; but not those that the training there was not made with."""
+    fsachain.ok(f"run exp {inputs} --to train")
+    told = fsachain.ok("run exp --set decoding.ngram_order=2 --to lang").out
+    assert "all is done that was asked for; still to be made: decode, align, report\n" in told
+    assert Experiment.read(exp / "config.yaml").decoding.ngram_order == 2
+    told = fsachain.ok("run exp --set network.channels=16 --to lang").out
+    assert "still to be made: train, decode, align, report; options are those of before again" in told
+    (recorded / "data").rename(recorded / "moved")
+    fsachain.ok("run exp --to train", *inputs.replace("data", "moved").split())
+    assert stages_of(fsachain.ok("run exp --to train").out) == []
+
+
 def test_a_stage_that_fails_on_its_data_leaves_those_behind_it_done(fsachain, exp, inputs, recorded):
     """They are as the right data made them; but what --from asks for is made anew, also after a failure."""
     fsachain.ok(f"run exp {inputs}")

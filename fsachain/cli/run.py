@@ -362,7 +362,7 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
                     stages[name].work(run)
         return
     if not names:
-        print(f"{run.exp}: all is done")
+        _keep_for_later(run, digests)
         return
     weights = run.config.network.get("init_from")
     begins = "train" in names and not list_checkpoints(run.exp / "model" / "checkpoints")
@@ -447,6 +447,23 @@ def _keep(run: Run, done: Mapping[str, str]) -> None:
     run.config.write(run.exp / CONFIG)
     kept = {"inputs": inputs, "done": {name: done[name] for name in NAMES if name in done}}
     write_text(run.exp / RUN, json.dumps(kept, indent=1) + "\n")
+
+
+def _keep_for_later(run: Run, digests: Mapping[str, str]) -> None:
+    """Where no stage that is asked for is left: options and paths count from now on, as if one had been.
+
+    But not those that another training than the one there has: it would be refused by each plain call.
+    """
+    done = _kept(run.exp).get("done", {})
+    left = [name for name, digest in digests.items() if done.get(name) != digest]
+    begun = (run.exp / "model" / "train.jsonl").is_file()
+    others = begun and done.get("train") != digests["train"]
+    if not others:
+        with locked(run.exp, "a run"):
+            _keep(run, done)
+    kept = "; options are those of before again, since the training there was not made with these"
+    later = f" that was asked for; still to be made: {', '.join(left)}" if left else ""
+    print(f"{run.exp}: all is done{later}{kept if others else ''}")
 
 
 def _go_back(exp: Path, before: Mapping[Path, bytes], undone: Sequence[str] = ()) -> None:
