@@ -156,6 +156,22 @@ def test_silence_before_an_unknown_word_does_not_move_the_words_after_it():
         assert many[token] == tuple(frame + 60 for frame in few[token])
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("filled", [0.0, math.nan])
+@pytest.mark.parametrize("scores", ["path", "posterior"])
+def test_the_column_that_torchaudio_wants_for_a_star_is_not_read(filled, scores, backend):
+    log_probs = outputs(2, 12, 5, seed=6)
+    for star in (5, 3):  # behind all classes, as there, or between them
+        targets = torch.tensor([[1, star, 2], [star, 2, 1]])
+        own = torch.full_like(log_probs[:, :, :1], filled)
+        wide = torch.cat([log_probs[:, :, :star], own, log_probs[:, :, star:]], dim=2)
+        options = {"star_penalty": 0.5, "scores": scores, "backend": backend}
+        expected = forced_align(log_probs, torch.where(targets == star, STAR, targets), star=STAR, **options)
+        paths, found = forced_align(wide, targets, star=star, **options)
+        assert torch.equal(paths, torch.where(expected[0] == STAR, star, expected[0]))
+        assert torch.equal(found, expected[1])
+
+
 def test_path_scores_are_differentiable():
     log_probs = outputs(1, 12, 4).requires_grad_()
     paths, scores = forced_align(log_probs, torch.tensor([[1, 2]]))

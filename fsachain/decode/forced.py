@@ -56,10 +56,11 @@ def forced_align(
         targets: [B, L] integers in [0, C) other than the blank, or the star; padded with anything.
         input_lengths, target_lengths: [B] integers; None: T and L for all.
         blank: the blank's class.
-        star: what stands in targets for one frame or more of anything, silence included; any integer but the blank. A
-            class of its own is not needed, and one that `log_probs` has is not read.
-        star_penalty: nats that each frame of a star costs: its score is the greatest of the frame's log_probs minus
-            this.
+        star: what stands in targets for one frame or more of anything, silence included; any integer but the blank. Every
+            target of this number is a star, so it must not be a label that targets need as one. A class of its own is not
+            needed, and one that `log_probs` has, such as torchaudio's column of zeros, is not read.
+        star_penalty: nats that each frame of a star costs: its score is the greatest of the frame's log_probs, but for a
+            class `star`, minus this.
         topology: which frame sequences spell a target: see `fsachain.graph.ctc`.
         scores: "path": log_probs of the path's tokens. "posterior": the log of the probability, over all paths of the
             target, that the frame belongs to this place of it (occupancy (7)); takes memory for 2 B T (L + 1) numbers.
@@ -86,7 +87,7 @@ def forced_align(
         log_probs, targets, input_lengths, target_lengths, blank, star, topology, joined
     )
     _refuse(_too_short(problem), joined)
-    wild = log_probs.amax(2, keepdim=True) - star_penalty if is_star.any() else None
+    wild = _best_of_frame(log_probs, star) - star_penalty if is_star.any() else None
     with torch.no_grad():
         found, where = _best_paths(problem, log_probs, wild, backend)
     if np.isnan(found).any():
@@ -112,6 +113,13 @@ def forced_align(
     if star is not None:
         classes = torch.where(classes == log_probs.shape[2], star, classes)
     return classes.to(targets.dtype), torch.where(real, values, 0.0).to(log_probs.dtype)
+
+
+def _best_of_frame(log_probs: Tensor, star: int | None) -> Tensor:
+    """[B, T, 1]: the greatest of the log_probs, but for a class that is the star's."""
+    if star is not None and 0 <= star < log_probs.shape[2]:
+        log_probs = torch.cat([log_probs[:, :, :star], log_probs[:, :, star + 1 :]], dim=2)
+    return log_probs.amax(2, keepdim=True)
 
 
 def _check(log_probs: Any, targets: Any) -> None:
