@@ -26,7 +26,7 @@ from fsachain import (
     ctc_loss,
     total_log_prob,
 )
-from fsachain.loss.ctc import NormalizationWarning
+from fsachain.loss.arguments import NormalizationWarning
 
 TOPOLOGIES = ["standard", "compact", "selfless", "minimal"]
 BACKENDS = ["cpu", "reference"]

@@ -34,6 +34,7 @@ from fsachain import (
     transducer_loss,
 )
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+from fsachain.loss.arguments import NormalizationWarning
 from tools.bench import tables
 
 # optimized_transducer's kind with one symbol for each frame ends with a blank: test_transducer_grid has it.
@@ -293,6 +294,28 @@ def test_a_target_that_is_the_blank_is_told_and_padding_is_not():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         rnnt_loss(zeros(), [[1, 2], [3, 4]], SIZES[0], [2, 1])
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+@pytest.mark.parametrize("layout", ["short", "padded", "packed"])
+def test_log_probs_that_are_not_normalized_are_told_once_by_a_negative_loss(layout, wants_gradient):
+    raw = make_logits(dtype=torch.float32, width=11 if layout == "short" else 2_000)
+    raw = (pack(raw) if layout == "packed" else raw).detach().requires_grad_(wants_gradient)
+    arguments = make_targets().clamp(min=BLANK + 1), FRAMES, LABELS, BLANK
+    with pytest.warns(
+        NormalizationWarning, match=r"the loss of sequence 0 is -\d.*fused_log_softmax=True"
+    ) as said:
+        for _ in range(3):
+            rnnt_loss(raw, *arguments, fused_log_softmax=False)
+    assert len(said) == 1 and said[0].filename == __file__
+    certain = torch.full((1, 4000, 1, 2), -torch.inf)
+    certain[..., 1] = 1e-7  # of a probability of one, with what rounding makes of it
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rnnt_loss(raw.log_softmax(-1), *arguments, fused_log_softmax=False)
+        rnnt_loss(raw, *arguments)
+        assert rnnt_loss(certain, [[0]], [4000], [0], 1, fused_log_softmax=False) < 0.0
+        rnnt_loss(raw.log_softmax(-1), *arguments, fused_log_softmax=False, delay_penalty=50.0)
 
 
 def test_tensors_on_other_devices_are_named():

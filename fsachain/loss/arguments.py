@@ -22,6 +22,20 @@ from fsachain.grid import TOPOLOGIES, Ints, Rows
 from fsachain.loss.autograd import as_tensor
 
 Span = tuple[int, int, int, int]
+
+
+class NormalizationWarning(UserWarning):
+    """Rows of log-probabilities do not sum to one."""
+
+
+def most_off(dtype: torch.dtype) -> float:
+    """How far probabilities of a row may sum from one by rounding of their logs.
+
+    Log-probabilities down to -16 that are rounded by half a unit may miss one by 8 units.
+    """
+    return max(1e-3, 16.0 * torch.finfo(dtype).eps)
+
+
 REDUCTIONS = ("none", "mean", "sum")
 _NO_RANGES = torch.zeros(0, 0, 0, dtype=torch.int64, device="cpu")
 _NO_STARTS = torch.zeros(0, 2, dtype=torch.int64, device="cpu")

@@ -25,7 +25,14 @@ from fsachain.errors import ConfigError, DataError, ShapeError, warn
 from fsachain.fsa import Floats
 from fsachain.graph.ctc import CtcTopology, target_graph
 from fsachain.graph.forgive import NOTHING, Forgiveness, Star, check_forgiveness
-from fsachain.loss.arguments import REDUCTIONS, check_choice, reduce_on_host, room_for_loss
+from fsachain.loss.arguments import (
+    REDUCTIONS,
+    NormalizationWarning,
+    check_choice,
+    most_off,
+    reduce_on_host,
+    room_for_loss,
+)
 from fsachain.loss.autograd import (
     Operator,
     add_at,
@@ -43,10 +50,6 @@ _TURNS = 3
 
 _calls = itertools.count()
 _warned_under: Any = None  # the list of filters under which the warning was given
-
-
-class NormalizationWarning(UserWarning):
-    """Rows of log-probabilities do not sum to one."""
 
 
 class CtcCall(NamedTuple):
@@ -289,8 +292,7 @@ def _rows(scores: Tensor) -> Rows:
 
 def _is_far(sums: Floats, dtype: torch.dtype) -> bool:
     """Whether a sum misses one, by more than rounding of the scores."""
-    # Log-probabilities down to -16 that are rounded by half a unit may miss one by 8 units.
-    most, flat = max(1e-3, 16.0 * torch.finfo(dtype).eps), sums.reshape(-1)
+    most, flat = most_off(dtype), sums.reshape(-1)
     if not flat.size:
         return False
     # A NaN is the least and the largest.

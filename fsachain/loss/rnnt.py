@@ -19,7 +19,7 @@ from fsachain.backends import arrays, dispatch
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Grid, Placed
-from fsachain.errors import ConfigError, ShapeError, brief, check_finite
+from fsachain.errors import ConfigError, ShapeError, brief, check_finite, warn_once
 from fsachain.fsa import Ints
 from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, num_cells
@@ -145,8 +145,23 @@ def _reduced(call: RnntCall, log_prob: Tensor) -> Tensor:
 
 def _reduced_on_host(call: RnntCall, log_prob: list[float]) -> Tensor:
     losses = [0.0 - z for z in log_prob]
+    if call.is_normalized and not any(call.delays) and any(loss < 0.0 for loss in losses):
+        _tell_negative(call, losses)
     shares = [arguments.share_of(call.reduction, len(losses))] * len(losses)
     return arguments.reduce_on_host(losses, shares, call.reduction, call.zero_infinity, torch.float64)
+
+
+def _tell_negative(call: RnntCall, losses: list[float]) -> None:
+    """Warn of probabilities above one, by more than what rounding does to each arc: log-probs are not normalized."""
+    most = arguments.most_off(call.logits.dtype)
+    arcs = (call.frames + call.labels).tolist()
+    for n in [n for n, loss in enumerate(losses) if loss < -most * arcs[n]][:1]:
+        message = (
+            f"logits: the loss of sequence {n} is {losses[n]:.6g}, of a probability above one; expected log-probs with "
+            "fused_log_softmax=False, the output of log_softmax over all classes; for scores that are not normalized pass "
+            "fused_log_softmax=True"
+        )
+        warn_once("normalization", message, arguments.NormalizationWarning)
 
 
 def _is_nothing(stats: Tensor, logits: Tensor) -> Tensor:
@@ -368,8 +383,9 @@ def rnnt_loss(
         clamp: entries of the gradient by the logits are kept within +-clamp, before they are multiplied by the incoming
             gradient; not above 0: no limit.
         reduction: "none" gives [N]; "mean" and "sum" are over the sequences.
-        fused_log_softmax: True: the softmax over V is taken here. False: logits are log-probs, normalised or not; the
-            gradient by a log-prob then is minus the expected number of times that its arc is taken.
+        fused_log_softmax: True: the softmax over V is taken here. False: logits are log-probs; the gradient by a log-prob
+            then is minus the expected number of times that its arc is taken. They may be not normalised, but that is most
+            often a mistake: one `NormalizationWarning` on the host tells of a loss below 0 without a delay penalty.
         fastemit_lambda: lambda of FastEmit (27): gradients of labels count 1 + lambda times; the loss stays as it is.
         delay_penalty: a label at frame t costs delay_penalty x (t - (T_n - 1) / 2); part of the loss.
         rnnt_type: "regular"; "modified": a label takes a frame; "constrained": (26).
