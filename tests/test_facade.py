@@ -10,16 +10,20 @@ import docs_inputs
 import numpy as np
 import pytest
 import torch
-from loss_calls import LOSSES, SCORES
+from loss_calls import BATCH, FRAMES, LFMMI, LOSSES, SCORES, TARGETS
 from random_graphs import connected_graph, left_to_right_graph
 from refusals import refuses
 from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fsachain
-from fsachain import DenominatorGraph, Fsa, LFMMILoss, TableBatch, total_log_prob
+from fsachain import DenominatorGraph, Fsa, LFMMILoss, TableBatch, do_rnnt_pruning, total_log_prob
 from fsachain.errors import brief
+from fsachain.loss.autograd import _placed_there
+from fsachain.loss.pruned import check_simple
+from tools.cuda_on_host import pretended
 
 
 def test_type_checkers_see_the_same_names_in_the_same_modules():
@@ -140,6 +144,40 @@ def test_tracers_transforms_and_subclasses_meet_the_operator(name):
     assert type(found) is Other and torch.equal(found, loss(SCORES))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert isinstance(loss(mode.from_tensor(SCORES)), FakeTensor)
+
+
+class Copies(TorchDispatchMode):
+    """The operators that bring a tensor of the host to a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operator, types, given=(), options=None):
+        found = operator(*given, **(options or {}))
+        tensors = [one for one in given if isinstance(one, torch.Tensor)]
+        if isinstance(found, torch.Tensor) and found.is_cuda and any(one.is_cpu for one in tensors):
+            self.names.append(str(operator))
+        return found
+
+
+def test_what_the_host_has_gets_to_a_device_by_memory_that_a_captured_graph_may_read_again():
+    """Torch's own copies read the host's memory as it is when the graph is replayed."""
+    ranges = torch.zeros(2, 4, 2, dtype=torch.int64)
+    calls = {
+        "symbols and boundary": lambda am, lm: check_simple(lm, am, TARGETS, 0, None, "regular", 0.1),
+        "frame weights": lambda am, _: LFMMI(am, FRAMES, BATCH, frame_weights=torch.ones(2, 4)),
+        "ranges": lambda am, lm: do_rnnt_pruning(am, lm, ranges),
+    }
+    for name, call in calls.items():
+        with FakeTensorMode(allow_non_fake_inputs=True), Copies() as copies:
+            call(*(torch.empty(2, count, 5, device="cuda") for count in (4, 3)))
+        assert set(copies.names) == {"fsachain.placed.default"}, name
+    with pretended():
+        for dtype in (torch.bool, torch.int64, torch.bfloat16, torch.float64):
+            values = torch.tensor([[1, 0, 3], [4, 5, 6]]).T.to(dtype)
+            found = _placed_there.kernel((values, SCORES))
+            assert torch.equal(found, values) and found.data_ptr() != values.data_ptr()
 
 
 def test_lists_of_graphs_are_to_be_packed_under_fullgraph_alone():

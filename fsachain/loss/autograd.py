@@ -278,6 +278,27 @@ def as_tensor(values: Any, dtype: torch.dtype | None = None, name: str = "values
         raise ShapeError(f"{name} is no tensor of numbers ({error})") from error
 
 
+def _placed(values: Tensor, like: Tensor) -> Tensor:
+    if values.is_cpu and arrays.home_of(like) == "cuda":
+        as_bytes = values.detach().contiguous().view(torch.uint8)  # numpy has no bfloat16
+        found: Tensor = cuda.place(like, as_bytes.numpy()).view(values.dtype)
+        return found
+    return values.to(like.device)
+
+
+_placed_there = Operator(_placed, lambda values, like: like.new_empty(values.shape, dtype=values.dtype))
+
+
+def beside(values: Tensor, like: Tensor) -> Tensor:
+    """`values`, which have no gradient, where `like` is.
+
+    What the host has gets there by a buffer of `backends.cuda.memory`: nobody waits, and a captured CUDA graph, which reads
+    it at each replay, finds it as it was. Memory of the host that is not pinned is somebody else's by then.
+    """
+    found: Tensor = values if values.device == like.device else _placed_there(values, like)
+    return found
+
+
 def wants_gradient(tensor: Tensor) -> bool:
     return torch.is_grad_enabled() and tensor.requires_grad
 

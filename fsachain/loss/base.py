@@ -28,6 +28,7 @@ from fsachain.errors import (
 from fsachain.loss.autograd import (
     Operator,
     as_tensor,
+    beside,
     check_constant,
     new_buffer,
     packed,
@@ -614,7 +615,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
             nnet_output,
             frames,
             sequence_weights,
-            factors.to(nnet_output.device, non_blocking=True) if factors.numel() else factors,
+            beside(factors, nnet_output) if factors.numel() else factors,
             torch.from_numpy(batch.key),
             torch.cat([torch.from_numpy(one.key) for one in self._batches]),
             torch.cat([torch.from_numpy(one.key) for one in self._with_star])

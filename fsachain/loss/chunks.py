@@ -17,7 +17,7 @@ from fsachain.backends.grid_call import Grid
 from fsachain.errors import ConfigError, ShapeError, check_finite
 from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, dense_boxes
 from fsachain.loss import arguments
-from fsachain.loss.autograd import first_only
+from fsachain.loss.autograd import beside, first_only
 from fsachain.loss.rnnt import RnntCall, arc_kinds, arc_scores, rnnt_call
 
 
@@ -168,10 +168,7 @@ def _real(values: Tensor, lengths: Tensor) -> Tensor:
 
 def _lengths(setting: Setting, like: Tensor) -> tuple[Tensor, Tensor]:
     """Frames and labels [N] of each sequence, where `like` lives."""
-    frames, labels = (
-        x.to(like.device, non_blocking=True) for x in (setting.call.frames, setting.call.labels)
-    )
-    return frames, labels
+    return beside(setting.call.frames, like), beside(setting.call.labels, like)
 
 
 def _join(setting: Setting, encoder: Tensor, predictor: Tensor, first: int, last: int) -> Tensor:
@@ -226,7 +223,7 @@ def _all_scores(setting: Setting, encoder: Tensor, predictor: Tensor) -> _Scores
     _, delay = setting.call.delays
     if delay:
         middle = 0.5 * (setting.call.frames.view(-1, 1).double() - 1.0)
-        late = (middle - torch.arange(frames, device=middle.device)).to(encoder.device, non_blocking=True)
+        late = beside(middle - torch.arange(frames, device=middle.device), encoder)
         values[1] += delay * late.unsqueeze(2)
     return _Scores(values, stats, step, state)
 

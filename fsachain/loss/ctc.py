@@ -37,6 +37,7 @@ from fsachain.loss.autograd import (
     Operator,
     add_at,
     as_tensor,
+    beside,
     check_constant,
     new_buffer,
     scale_rows,
@@ -164,12 +165,6 @@ def _reduced(call: CtcCall) -> tuple[Tensor, cuda.Reduced]:
     return room_for_loss(scores, scores.shape[1], call.reduction, call.zero_infinity, _wide(scores))
 
 
-def _beside(like: Tensor, values: npt.NDArray[Any]) -> Tensor:
-    """Values of the host where `like` is; the host waits for nothing."""
-    placed: Tensor = torch.from_numpy(values) if like.is_cpu else cuda.place(like, values)
-    return placed
-
-
 def _wide(scores: Tensor) -> torch.dtype:
     return torch.float64 if scores.dtype == torch.float64 else torch.float32
 
@@ -201,11 +196,11 @@ def _forgiving(call: CtcCall, problem: CtcProblem) -> CtcLosses:
     log_probs = normalized = wide.log_softmax(2) if call.inputs == "logits" else wide
     if call.log_priors.numel():
         log_probs = normalized - call.log_priors.to(wide)
-    shares = _beside(scores, np.array(_shares(call, problem)))
+    shares = beside(torch.from_numpy(np.array(_shares(call, problem))), scores)
     rest = call.backend, with_gradient, call.memory_budget
     log_prob, gradient = forgiving_ctc(log_probs, problem, *rest, shares)
     if with_gradient and call.inputs == "logits":  # rows of frames that count sum to minus the share
-        lengths = _beside(scores, problem.frame_counts)
+        lengths = beside(torch.from_numpy(problem.frame_counts), scores)
         real = torch.arange(len(scores), device=scores.device)[:, None] < lengths
         real &= torch.isfinite(log_prob)
         softmax = normalized.exp() * shares.to(wide.dtype).view(-1, 1)
@@ -238,7 +233,7 @@ def forgiving_ctc(
         graph = target_graph(labels[:count], columns, columns, most + 1, problem.topology, forgive)
         tables.append(compile_table(graph, most + 2))
     batch = TableBatch.pack(tables)
-    index = _beside(scores, classes).expand(len(scores), -1, -1)
+    index = beside(torch.from_numpy(classes), scores).expand(len(scores), -1, -1)
     star = _star(scores, problem.blank)
     mean = math.log(max(1, problem.num_classes - 1)) if forgive.star == "mean" else 0.0
     read = (

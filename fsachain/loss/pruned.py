@@ -28,7 +28,7 @@ from fsachain.loss.arguments import (
     class_index,
     integers_there,
 )
-from fsachain.loss.autograd import Operator, add_at
+from fsachain.loss.autograd import Operator, add_at, beside
 from fsachain.loss.grid import check_arcs, check_boundary, mutual_information_recursion
 from fsachain.loss.rnnt import rnnt_call, rnnt_losses
 
@@ -97,7 +97,7 @@ def _real_frames(am: Tensor, boundary: Tensor) -> Tensor:
     frames = am.shape[1]
     if arrays.home_of(am) == "cpu" and not (boundary[:, 3] < frames).any():
         return am.contiguous()
-    last = boundary[:, 3:].to(am.device, non_blocking=True)
+    last = beside(boundary[:, 3:], am)
     return torch.where((torch.arange(frames, device=am.device) < last).unsqueeze(2), am, 0)
 
 
@@ -230,9 +230,7 @@ def _checked_symbols(symbols: Tensor, boundary: Tensor, labels: int, width: int)
     An operator, because what is wrong with them is known only when it runs: a symbol of the host that is no class of `width`
     raises, one of a device becomes -1.
     """
-    real = (torch.arange(labels, device=boundary.device) < boundary[:, 2:3]).to(
-        symbols.device, non_blocking=True
-    )
+    real = beside(torch.arange(labels, device=boundary.device) < boundary[:, 2:3], symbols)
     wrong = real & ((symbols < 0) | (symbols >= width))
     if not symbols.is_cpu:
         return torch.where(wrong, -1, torch.where(real, symbols, 0))
@@ -272,7 +270,7 @@ def check_simple(
     labels = lm.shape[1] - 1
     spans = check_boundary(boundary, size, labels, frames, am.device)
     own = integers_there(symbols, "symbols", am.device)
-    given = check_symbols(own, spans, (size, labels), width).to(am.device, non_blocking=True)
+    given = beside(check_symbols(own, spans, (size, labels), width), am)
     kind = torch.float64 if torch.float64 in (lm.dtype, am.dtype) else torch.float32
     termination = class_index(termination_symbol, width, "termination_symbol")
     return Simple(
@@ -281,7 +279,7 @@ def check_simple(
         given,
         spans,
         termination,
-        spans[:, 2:].to(am.device, non_blocking=True),
+        beside(spans[:, 2:], am),
         rnnt_type,
         check_finite("delay_penalty", delay_penalty),
     )
@@ -495,7 +493,7 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
         raise ConfigError(f"s_range = {s_range}; expected {least} or more, or no path would be left")
     s_range = min(s_range, labels + 1)
     spans = check_boundary(boundary, size, labels, frames, px_grad.device)
-    ends = spans[:, 2:].to(px_grad.device, non_blocking=True)
+    ends = beside(spans[:, 2:], px_grad)
     times = torch.arange(frames, device=px_grad.device)
     kept = py_grad.unfold(1, s_range, 1).sum(dim=3)
     entering = torch.nn.functional.pad(px_grad[:, :, :frames], (0, 0, 1, 0))[:, : kept.shape[1]]
@@ -527,6 +525,6 @@ def do_rnnt_pruning(am: Tensor, lm: Tensor, ranges: Tensor) -> Pair:
         )
     arguments.check_beside(am, "am", lm, "lm")
     size, frames, s_range = ranges.shape
-    index = ranges.to(lm.device, non_blocking=True).reshape(size, -1, 1).expand(-1, -1, lm.shape[2])
+    index = beside(ranges, lm).reshape(size, -1, 1).expand(-1, -1, lm.shape[2])
     pruned = lm.gather(1, index).view(size, frames, s_range, lm.shape[2])
     return am.unsqueeze(2).expand(-1, -1, s_range, -1), pruned

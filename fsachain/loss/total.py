@@ -16,6 +16,7 @@ from fsachain.errors import BackendUnavailable, ShapeError
 from fsachain.loss.autograd import (
     Operator,
     as_tensor,
+    beside,
     by_host,
     new_buffer,
     packed,
@@ -111,8 +112,7 @@ def _arc_gradient(arcs: Tensor, factors: Tensor, arc_counts: Tensor, like: Tenso
     if len(arcs) == len(factors):
         by_arc = factors.view(-1, 1)
     else:
-        counts = arc_counts.to(factors.device)
-        by_arc = factors.repeat_interleave(counts, output_size=arcs.shape[1])
+        by_arc = factors.repeat_interleave(beside(arc_counts, factors), output_size=arcs.shape[1])
     return torch.where(arcs == 0, 0, arcs * by_arc).sum(dim=0).to(like.dtype)
 
 

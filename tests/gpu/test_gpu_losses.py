@@ -143,8 +143,7 @@ def test_nobody_waits_for_the_device(name):
         value_and_gradient(loss, scores)
 
 
-# A copy of "simple" from memory of the host that is not pinned would be replayed.
-@pytest.mark.parametrize("name", [name for name in LOSSES if name not in (*WAITS, "simple")])
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in WAITS])
 def test_a_captured_step_is_replayed_on_other_scores_with_the_bits_of_a_fresh_one(name):
     """The last scores need other kinds of numbers than those with which it was captured."""
     loss, scores = LOSSES[name](), make_scores().to(GPU).requires_grad_()
