@@ -14,6 +14,7 @@ import struct
 import time
 import zipfile
 import zlib
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -183,11 +184,11 @@ def line_text(line: bytes, where: str) -> str:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
-        found = (
-            "compressed by gzip; unpack it"
-            if line.startswith(GZIP)
-            else f"not a line of UTF-8 text ({error})"
-        )
+        found = f"not a line of UTF-8 text ({error})"
+        if line.startswith(GZIP):
+            found = "compressed by gzip; unpack it"
+        elif line.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            found = "UTF-16; save the file as UTF-8"
         raise DataError(f"{where}: {found}") from error
     if text.startswith("\ufeff"):
         raise DataError(f"{where}: a byte order mark; save the file without")

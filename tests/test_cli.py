@@ -117,6 +117,13 @@ def test_transcripts_that_no_graph_can_hold_are_listed_by_every_command(
         assert out.read_bytes() == made
 
 
+def test_score_says_how_many_words_are_wrong_by_how_they_are_written_alone(fsachain, tmp_path: Path) -> None:
+    (tmp_path / "ref").write_text("u1 n\u00e9 yes no\n")
+    (tmp_path / "hyp").write_text("u1 ne\u0301 Yes on\n")
+    assert "2 wrong words differ in case or Unicode form" in fsachain.ok("score ref hyp").out
+    assert "Unicode" not in fsachain.ok("score ref ref").out
+
+
 def test_score_prints_the_word_error_rate(fsachain, tmp_path: Path) -> None:
     (tmp_path / "ref").write_text("a one two\nb three\n")
     (tmp_path / "hyp").write_text("a one\nb three three\n")

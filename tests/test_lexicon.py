@@ -26,6 +26,17 @@ def spelled(lexicon, word):
     return [[lexicon.phones[p - 1] for p in pron.phones] for pron in lexicon.pronunciations_of(word)]
 
 
+def test_the_same_letters_in_another_unicode_form_are_told_and_found():
+    composed, apart = "n\u00e9", "ne\u0301"
+    lexicon = Lexicon.from_entries([(composed, 1.0, ["N"])], silence=None)
+    told = f"word '{apart}' is not among the 1 words .* has '{composed}', the same letters in another Unicode form"
+    with pytest.raises(GraphError, match=told):
+        lexicon.word_id(apart)
+    assert [lexicon.known_form(word) for word in (apart, f"\u00ab{apart.upper()}\u00bb", "ne")] == [
+        composed
+    ] * 2 + [None]
+
+
 def test_words_keep_the_order_of_the_file_and_phones_follow_silence_by_name(tmp_path):
     lexicon = Lexicon.read(write(tmp_path, TEXT))
     assert lexicon.words == ("!SIL", "no", "tea") and lexicon.word_id("tea") == 3

@@ -8,6 +8,7 @@ import pytest
 
 from fsachain.cli.alignment import read_words
 from fsachain.cli.config import Experiment
+from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.kaldi_dir import read_table as read_lines
 from fsachain.decode.ctm import CtmEntry, read_ctm, write_ctm
 from fsachain.decode.lattices import write_kaldi_lattices, write_openfst_lattices
@@ -89,6 +90,12 @@ def test_what_is_no_text_is_refused_by_name(name, tmp_path):
         (tmp_path / "binary.txt").write_bytes(content)
         with pytest.raises(FsachainError, match=r"binary\.txt"):
             read(tmp_path / "binary.txt")
+
+
+def test_utf_16_is_called_so_first_of_all_faults(tmp_path):
+    (tmp_path / "wav.scp").write_text("a a.wav\n")
+    (tmp_path / "text").write_bytes("a yes\n".encode("utf-16"))
+    assert "text:1: UTF-16; save the file as UTF-8" in DataDir.check(tmp_path)[1][0].reason
 
 
 ONE, TWO = np.ones(1, dtype=np.int32), np.zeros(2)

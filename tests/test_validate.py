@@ -253,6 +253,14 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     )
 
 
+def test_where_nothing_can_be_read_the_faults_are_told(fsachain, corpus):
+    for path in corpus.glob("*.wav"):
+        path.unlink()
+    (corpus.parent / "plain.yaml").write_text("cmvn: {scope: none}\n")
+    outcome = fsachain("validate data --config plain.yaml --lang lang")
+    assert outcome.status == EXIT_USER_ERROR and "5  missing file" in outcome.out
+
+
 def test_numerators_are_compared_with_checksums_and_transcripts(fsachain, training, corpus):
     top = corpus.parent
     fsachain.ok("num-tables data tables --lang lang")

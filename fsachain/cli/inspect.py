@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import click
 
@@ -72,6 +73,14 @@ def score(
     if out is not None:
         report.write(out)
     click.echo(report.to_text(), nl=False)
+    pairs = (pair for one in report.utterances for pair in one.alignment)
+    alike = sum(a != b and _letters(a) == _letters(b) for a, b in pairs)
+    if alike:
+        click.echo(f"{counted(alike, 'wrong word')} differ in case or Unicode form (NFC, NFD) alone")
+
+
+def _letters(word: str) -> str:
+    return normalize("NFC", word).casefold()
 
 
 def compare(reference: Path, hypothesis: Path, speakers: Mapping[str, str] | None) -> WerReport:

@@ -330,7 +330,7 @@ def validate_data(
             data = without([Fault(name, f"utterance {name!r}: {told}") for name in lacking])
     usable, (examples,), broken = resources.load_usable(data, experiment.features)
     faults += broken
-    if lang is None:
+    if lang is None or not examples:  # without a recording nothing tells the width of the network's input
         return len(usable), faults
     output_lengths = experiment.network_spec(lang.tree.num_pdfs).sketch.output_lengths
     found = (_fault_of(example, lang, output_lengths) for example in track(examples, "transcripts"))

@@ -264,7 +264,7 @@ def audio_identity(utterance: Utterance) -> str | None:
         status = Path(utterance.audio).stat()
     except OSError as error:
         kind = "missing file" if isinstance(error, FileNotFoundError) else "unreadable audio"
-        raise utterance.unusable(kind, f": cannot read {utterance.audio!r}: {error}") from error
+        raise utterance.unusable(kind, f": cannot read {utterance.audio!r}: {error.strerror}") from error
     path = Path(utterance.audio).absolute()
     known = f"{utterance.id}|{path}|{status.st_size}|{status.st_mtime_ns}|{utterance.start}|{utterance.end}"
     rest = (utterance.channel, None if part is None else (part.offset, part.size))

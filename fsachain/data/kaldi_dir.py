@@ -260,13 +260,13 @@ class DataDir:
     def check(cls, path: str | Path, *, allow_commands: bool = False) -> tuple[DataDir, list[Fault]]:
         """What `read` reads, without stopping at faults; arguments as for `read`.
 
-        The utterances that the tables agree on, and what is wrong with each of the others (the first fault), then with lines
-        that name none. DataError where there is no such directory or file, or it lacks the tables themselves, or hundreds of
-        lines are none of such a table.
+        The utterances that the tables agree on, and what is wrong with lines that name none, then with each of the others
+        (the first fault). DataError where there is no such directory or file, or it lacks the tables themselves, or hundreds
+        of lines are none of such a table.
         """
         faults = Faults(stop=False)
         found = cls(_read(Path(path), allow_commands, faults))
-        return found, [*faults.by_id.values(), *faults.nameless]
+        return found, [*faults.nameless, *faults.by_id.values()]
 
     @classmethod
     def join(cls, parts: Iterable[DataDir]) -> DataDir:

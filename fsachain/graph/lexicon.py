@@ -19,6 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
+from unicodedata import normalize
 
 import numpy as np
 
@@ -244,6 +245,8 @@ class Lexicon:
         if self.oov is None:
             where, known = "" if name is None else f"utterance {name!r}: ", self.known_form(word)
             like = "" if known is None else f", which has {known!r}"
+            if known is not None and normalize("NFC", known) == normalize("NFC", word):
+                like += ", the same letters in another Unicode form (NFC, NFD)"
             raise GraphError(
                 f"{where}word {word!r} is not among the {len(self.words)} words of the lexicon{like}; "
                 "add it, or choose a word that stands for unknown ones (lang.oov)"
@@ -255,8 +258,17 @@ class Lexicon:
         return word in self._word_ids
 
     def known_form(self, written: str) -> str | None:
-        """The word that is meant, if there is one: as written, in another case, or without punctuation around it."""
-        forms = (form for text in (written, bare(written)) for form in (text, text.lower(), text.upper()))
+        """The word that is meant, if there is one.
+
+        That is as written, in another case, without punctuation around it, or of the same letters in another Unicode form.
+        """
+        texts = (
+            [written]
+            if written.isascii()
+            else [written, normalize("NFC", written), normalize("NFD", written)]
+        )
+        bares = (form for text in texts for form in (text, bare(text)))
+        forms = (form for text in bares for form in (text, text.lower(), text.upper()))
         return next(filter(self.has, forms), None)
 
     def phone_id(self, phone: str) -> int:
