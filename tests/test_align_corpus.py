@@ -126,8 +126,9 @@ def test_words_take_the_form_that_the_lexicon_has():
 def test_parts_of_a_folder_are_found_with_speakers(corpus):
     (corpus / "out").mkdir()
     record(corpus / "out" / "converted.wav")
+    record(corpus / "ann" / "one.flac")
     parts, faults = find_parts(corpus, corpus / "out")
     speakers = {part.id: part.speaker for part in parts}
     assert [name for name in speakers if name in EXPECTED] == list(EXPECTED)
     assert (speakers["ann-one"], speakers["broken"]) == ("ann", "broken")
-    assert [fault.id for fault in faults] == ["silent", "bob_b-lost"]
+    assert [fault.id for fault in faults] == [str(corpus / "ann" / "one.wav"), "silent", "bob_b-lost"]

@@ -82,6 +82,16 @@ def test_mending_refuses_options_of_words_that_are_spelt(fsachain, model, tmp_pa
     )
 
 
+def test_transcripts_without_words_or_in_another_case_are_told(fsachain, model, tmp_path):
+    said_by_noise(tmp_path / "said")
+    (tmp_path / "said" / "wav.scp").write_text("a a.wav\nb a.wav\n")
+    (tmp_path / "said" / "utt2spk").unlink()
+    (tmp_path / "said" / "text").write_text("a\nb YES\n")
+    told = fsachain.ok(f"decode {MODEL} said out").out
+    assert "1 of 2 utterances have no words; all that is heard in them counts as inserted" in told
+    assert "most often: YES 1; the lexicon has 'yes' for 'YES'\n" in told
+
+
 def said_by_noise(folder):
     folder.mkdir()
     record(folder / "a.wav")

@@ -81,8 +81,12 @@ def find_parts(corpus: Path, out: Path) -> tuple[list[Part], list[Fault]]:
     def name_of(path: Path) -> str:
         return "-".join("_".join(part.split()) for part in path.relative_to(corpus).with_suffix("").parts)
 
+    first = dict[str, Path]()  # recording of each name
     for audio in recordings:
         where, name = audio.relative_to(corpus).with_suffix(""), name_of(audio)
+        if first.setdefault(name, audio) is not audio:
+            faults.append(Fault(str(audio), f"{audio}: has the name of {first[name]}", "duplicate id"))
+            continue
         grid, *texts = [audio.with_suffix(suffix) for suffix in TEXTS]
         text = next((path for path in texts if path.is_file()), None)
         try:

@@ -132,15 +132,30 @@ class DecodingGraphs:
         return Counter(word for utterance in data for word in utterance.words if word not in known)
 
     def tell_unknown(self, data: DataDir, what: str) -> None:
-        """A line about these words, if there are any."""
+        """A line about these words, if there are any, and one about utterances without words."""
         unknown, said = self.unknown(data), sum(len(utterance.words) for utterance in data)
+        without = sum(not utterance.words for utterance in data)
+        if without:
+            click.echo(
+                f"{what}: {without} of {counted(len(data), 'utterance')} have no words; all that is heard in them counts as "
+                "inserted"
+            )
         if unknown:
             share = f"{unknown.total()} of {counted(said, 'word')} ({100 * unknown.total() / said:.1f} %)"
             most = ", ".join(f"{word} {count}" for word, count in unknown.most_common(MOST_UNKNOWN))
             fate = "have to be spelt" if self.spelling else "cannot be found"
+            forms = ((word, self.lang.lexicon.known_form(word)) for word in unknown)
+            meant = next(
+                (
+                    f"; the lexicon has {form!r} for {word!r}"
+                    for word, form in forms
+                    if form not in (None, word)
+                ),
+                "",
+            )
             click.echo(
                 f"{what}: {share}, {len(unknown)} different ones, are not in the language model and {fate}; "
-                f"most often: {most}"
+                f"most often: {most}{meant}"
             )
 
     def tell_found(self, data: DataDir, report: WerReport) -> None:
