@@ -7,6 +7,7 @@ convention (label = pdf + 1, cost = -log_prob) is that of the text and binary fi
 from __future__ import annotations
 
 import math
+import operator
 import os
 from array import array
 from collections.abc import Callable, Iterable
@@ -93,6 +94,8 @@ class Fsa:
     svg_of: ClassVar[Callable[[Fsa], str | None] | None] = None  # draws for notebooks; set by `fsachain`
 
     def __post_init__(self) -> None:
+        for name in ("num_states", "start"):
+            object.__setattr__(self, name, _index(getattr(self, name), name))
         if self.num_states < 1:
             raise GraphError(f"num_states = {self.num_states}: an acceptor needs at least one state")
         if not 0 <= self.start < self.num_states:
@@ -104,8 +107,6 @@ class Fsa:
         self._freeze(
             "final_log_prob", _weights(self.final_log_prob, "final_log_prob", self.num_states, "state")
         )
-        object.__setattr__(self, "num_states", int(self.num_states))
-        object.__setattr__(self, "start", int(self.start))
         _check_range(self.src, "src", self.num_states)
         _check_range(self.dst, "dst", self.num_states)
         if self.pdf.min(initial=0) < 0:
@@ -268,6 +269,13 @@ def restricted(fsa: Fsa, keep: npt.NDArray[np.bool_], final_log_prob: Floats, st
     return Fsa(int(keep.sum()), src, dst, pdf, fsa.log_prob[arcs], final_log_prob[keep], int(new[start]))
 
 
+def _index(value: Any, name: str) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise GraphError(f"{name} = {value!r}: expected an integer") from None
+
+
 def _integers(values: npt.ArrayLike, name: str, length: int) -> Ints:
     found = np.asarray(values)
     if found.ndim != 1 or len(found) != length:
@@ -282,7 +290,16 @@ def _integers(values: npt.ArrayLike, name: str, length: int) -> Ints:
 
 
 def _weights(values: npt.ArrayLike, name: str, length: int, kind: str) -> Floats:
+    if getattr(values, "requires_grad", False):
+        raise GraphError(
+            f"{name} wants a gradient, which a graph does not keep: expected {name}.detach(), and the weights of arcs as "
+            "arc_log_probs of total_log_prob"
+        )
     given = np.asarray(values)
+    if given.dtype == np.bool_:
+        raise GraphError(
+            f"{name} has dtype bool: expected log-probabilities, 0 for a probability of one and -inf for none"
+        )
     found = given.astype(np.float64, order="C", copy=given.flags.writeable)
     if found.shape != (length,):
         raise GraphError(

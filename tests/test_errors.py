@@ -42,6 +42,7 @@ from fsachain.nn import TdnnfConfig
 
 INF, NAN = math.inf, math.nan
 ONES = torch.ones(2, requires_grad=True)
+NOT_FINITE = torch.tensor([[1.0] * 5, [1.0, NAN, INF, 1.0, 1.0]])
 without_gpu = pytest.mark.skipif(available_backends()["cuda"] == "available", reason="there is a GPU")
 
 
@@ -56,6 +57,10 @@ def arcs_of(**changed):
         ({"num_states": 0, "final_log_prob": []}, "num_states = 0: an acceptor needs at least one state"),
         ({"num_states": -3}, "num_states = -3"),
         ({"start": 2}, r"start = 2: expected a state in \[0, 2\)"),
+        ({"start": 0.5}, "start = 0.5: expected an integer"),
+        ({"num_states": [2]}, r"num_states = \[2\]: expected an integer"),
+        ({"final_log_prob": [False, True]}, "final_log_prob has dtype bool: expected log-probabilities, 0 for a prob"),
+        ({"log_prob": ONES}, r"log_prob wants a gradient, .* log_prob.detach\(\), .* arc_log_probs of total_log_prob"),
         ({"start": -1}, r"start = -1: expected a state in \[0, 2\)"),
         ({"src": [0, 2]}, r"src\[1\] = 2 \(arc 1\): expected a state in \[0, 2\)"),
         ({"dst": [-1, 0]}, r"dst\[0\] = -1 \(arc 0\): expected a state in \[0, 2\)"),
@@ -241,6 +246,7 @@ def loss_call(**changed):
         ({"weights": [NAN, 1.0]}, ConfigError, r"weights\[0\] = nan"),
         ({"weights": ONES}, ConfigError, r"^weights wants a gradient, .* expected weights.detach\(\)"),
         ({"frame_weights": ONES.expand(5, 2).T}, ConfigError, "^frame_weights wants a gradient"),
+        ({"frame_weights": NOT_FINITE}, ConfigError, r"frame_weights\[1, 1\] = nan \(sequence 1\); expected a finite"),
         ({"frame_weights": torch.ones(5, 2)}, ShapeError, r"frame_weights has shape \[5, 2\]; expected \[2, 5\]"),
         ({"xent_log_probs": torch.ones(2, 5, 8)}, ShapeError, r"xent_log_probs has shape \[2, 5, 8\]; expected \[2, 5, 9\]"),
         ({"denominator_of": ["denominator"]}, ShapeError, "denominator_of has 1 names; expected 2"),

@@ -249,6 +249,24 @@ def test_a_cross_entropy_without_a_branch_is_told_in_training_alone(loss_kind):
 
 
 @of_every_loss
+def test_logits_in_the_place_of_log_probabilities_of_the_branch_are_told_by_an_objective_above_zero(
+    loss_kind,
+):
+    loss, graphs, logits = make_loss(loss_kind, xent_regularize=0.1), make_graphs(), make_output(1).abs()
+    with pytest.warns(
+        ObjectiveWarning, match=r"branch has an objective of \d.* expected xent_log_probs to be"
+    ) as said:
+        for _ in range(2):
+            loss(make_output(), LENGTHS, graphs, xent_log_probs=logits)
+    assert len(said) == 1
+    certain = torch.full_like(logits, 1e-7)  # rounding of probabilities of one
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for branch in (logits.log_softmax(2), certain):
+            loss(make_output(), LENGTHS, graphs, xent_log_probs=branch)
+
+
+@of_every_loss
 @pytest.mark.parametrize("filling", [math.nan, 1e30])
 def test_what_stands_in_the_padding_changes_no_bit(loss_kind, filling):
     """Of the network output, of the branch and of the frame weights."""

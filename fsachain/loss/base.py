@@ -30,6 +30,7 @@ from fsachain.loss.autograd import (
     as_tensor,
     beside,
     check_constant,
+    is_watched,
     new_buffer,
     packed,
     scale_rows,
@@ -330,8 +331,15 @@ def finish(
         penalties = call.add_penalties(torch.where(ok, weights, 0.0), factors, gradient)
     zero = objf.new_zeros(())
     consistency = zero if consistency_term is None else consistency_term
-    if len(gradient) and given.frame_weights.numel():
-        gradient *= real_frames(given.frame_weights, frames).to(gradient.dtype).unsqueeze(2)
+    if given.frame_weights.numel():
+        real = real_frames(given.frame_weights, frames)
+        for n, t in (~torch.isfinite(real)).nonzero()[:1].tolist():
+            name = find_batch(int(given.numerator_key.item())).names[n]
+            raise ConfigError(
+                f"frame_weights[{n}, {t}] = {real[n, t].item()} ({name}); expected a finite number"
+            )
+        if len(gradient):
+            gradient *= real.to(gradient.dtype).unsqueeze(2)
     each = weights * frames
     weight, weight_ok = each.sum(), torch.where(ok, each, 0.0).sum()
     with_excluded = objf + excluded_objf * (weight - weight_ok)
@@ -371,6 +379,19 @@ def _warn_of_no_branch(xent_regularize: float) -> None:
             "branch",
             f"xent_regularize = {xent_regularize} and no xent_log_probs: the loss has no cross-entropy in it. Pass the "
             "log-softmax output of a second head, or leave the option at 0",
+            ObjectiveWarning,
+        )
+
+
+def _warn_of_no_log_probs(xent_objf: Tensor, weight: Tensor) -> None:
+    if torch.compiler.is_compiling() or is_watched() or not xent_objf.is_cpu:
+        return
+    value = xent_objf.item()
+    if value > 1e-3 * weight.item():  # and not what rounding leaves of probabilities of one
+        warn_once(
+            "xent",
+            f"the cross-entropy branch has an objective of {value:.6g}, above 0, as no log-probabilities have; expected "
+            "xent_log_probs to be the log-softmax output of a second head",
             ObjectiveWarning,
         )
 
@@ -555,6 +576,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         divisor = sums.pop("divisor")
         if xent_log_probs is not None:
             xent_objf = _xent_objf(terms, xent_log_probs, call.frame_weights)
+            _warn_of_no_log_probs(xent_objf, sums["weight"])
             loss = (loss + self.xent_regularize * xent_objf) / divisor
             sums["xent_objf"] = xent_objf.detach()
         log_probs = {"num_log_prob": terms.num_log_prob, "den_log_prob": terms.den_log_prob}
