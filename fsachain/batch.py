@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import BackendUnavailable, ShapeError, brief
+from fsachain.errors import BackendUnavailable, ShapeError, brief, integer
 from fsachain.fsa import Fsa
 from fsachain.table import TransitionTable, compile_table
 
@@ -84,6 +84,7 @@ class TableBatch:
         Raises:
             ShapeError: no graph, `batch_size` below 1 or a wrong number of names.
         """
+        batch_size = integer("batch_size", batch_size, ShapeError)
         if batch_size < 1:
             raise ShapeError(f"batch_size = {batch_size}; expected at least 1")
         shared = table if isinstance(table, TransitionTable) else _table_of(table, "table")

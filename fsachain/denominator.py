@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from fsachain.batch import TableBatch
-from fsachain.errors import ConfigError, GraphError
+from fsachain.errors import ConfigError, GraphError, integer
 from fsachain.fsa import Floats, Fsa, Ints
 from fsachain.recursion import log_add, log_sum_rows
 from fsachain.table import TransitionTable, compile_table
@@ -184,7 +184,7 @@ class DenominatorGraph:
         if final not in ("one", "fsa"):
             raise ConfigError(f"final = {final!r}; expected 'one' or 'fsa'")
         self.fsa = fsa
-        self.num_pdfs = int(num_pdfs)
+        self.num_pdfs = integer("num_pdfs", num_pdfs, GraphError)
         self.without_star: DenominatorGraph | None = None
         self._initial_probs: Floats | None = None
         try:

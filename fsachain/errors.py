@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+import operator
 import reprlib
 import sys
 import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
+LARGEST = sys.float_info.max
 _warned_under: dict[str, object] = {}  # the filters of the first warning of each kind
 
 
@@ -103,6 +105,24 @@ def check_range(options: object, allowed: str, *names: str) -> None:
             least = f"{'at least' if allowed[0] == '[' else 'more than'} {low:g}"
             expected = least if high == math.inf and value != high else f"a number in {allowed}"
             raise ConfigError(f"{name} is {value!r}; expected {expected}")
+
+
+def integer(
+    name: str, value: Any, error: type[FsachainError] = ConfigError, expected: str = "an integer"
+) -> int:
+    """`value` as an int; this error, which names it, for what is none, such as 2.0 or "2"."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise error(f"{name} = {value!r}; expected {expected}") from None
+
+
+def is_between(low: float, value: Any, high: float) -> bool:
+    """Whether low <= value <= high; not what cannot be compared, such as the text that YAML makes of 1e-5."""
+    try:
+        return bool(low <= value <= high)
+    except TypeError:
+        return False
 
 
 def warn(message: str, category: type[Warning]) -> None:

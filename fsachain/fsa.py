@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from fsachain.errors import GraphError, require
+from fsachain.errors import GraphError, integer, require
 from fsachain.files import text_lines
 from fsachain.openfst import Transducer, fault, named_states, read_arcs, read_transducer, write_fst
 from fsachain.stream import Cursor

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import DataError, GraphError, ShapeError, brief
+from fsachain.errors import DataError, GraphError, ShapeError, brief, integer
 from fsachain.files import parse_json, read_npz, replacing
 from fsachain.fsa import Floats, Fsa, Ints
 
@@ -208,6 +208,7 @@ def compile_table(fsa: Fsa, num_pdfs: int | None = None, *, name: str | None = N
     Raises:
         GraphError: a pdf is not below `num_pdfs`.
     """
+    num_pdfs = None if num_pdfs is None else integer("num_pdfs", num_pdfs, GraphError)
     if num_pdfs is not None and num_pdfs < 0:
         raise GraphError(f"num_pdfs = {num_pdfs}; expected the width of the network output")
     least = int(fsa.pdf.max(initial=-1)) + 1

@@ -90,6 +90,7 @@ def test_renaming_classes_renames_pdfs_and_nothing_else(topology):
         (([1.5], 0), GraphError, "dtype float64; expected a list of integers"),
         (([[1]], 0), GraphError, r"shape \[1, 1\]"),
         (([1], -1), ConfigError, "blank = -1"),
+        (([1], "0"), ConfigError, "blank = '0'; expected a class"),
         (([1], 0, "monotonic"), ConfigError, "topology = 'monotonic'; expected one of"),
     ],
 )

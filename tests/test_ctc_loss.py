@@ -231,6 +231,7 @@ GOOD = {"targets": [[1, 2], [3, 0]], "input_lengths": [6, 5], "target_lengths": 
         ({"topology": "left"}, ConfigError, "topology = 'left'"),
         ({"log_priors": torch.zeros(4)}, ShapeError, r"log_priors has shape \[4\]; expected 5 finite"),
         ({"log_priors": torch.full((5,), torch.inf)}, ShapeError, "expected 5 finite numbers"),
+        ({"delay_penalty": "1e-3"}, ConfigError, "delay_penalty = '1e-3'; expected"),
         ({"delay_penalty": float("nan")}, ConfigError, "delay_penalty = nan"),
         ({"memory_budget": -1.0}, ConfigError, "memory_budget = -1.0"),
         ({"names": ["anna"]}, ShapeError, "names has 1 entries; expected 2"),

@@ -54,6 +54,9 @@ def arcs_of(**changed):
 @pytest.mark.parametrize(
     ("changed", "match"),
     [
+        ({"num_states": 2.0}, "num_states = 2.0; expected an integer"),
+        ({"start": 0.5}, "start = 0.5; expected an integer"),
+        ({"start": "0"}, "start = '0'; expected an integer"),
         ({"num_states": 0, "final_log_prob": []}, "num_states = 0: an acceptor needs at least one state"),
         ({"num_states": -3}, "num_states = -3"),
         ({"start": 2}, r"start = 2: expected a state in \[0, 2\)"),
@@ -181,17 +184,22 @@ def weighted(arc_log_probs):
         (lambda: compile_table(PDF_7, 7, name="utt1"), GraphError, "utt1: pdf 7 on arc 1 out of state 1; expected pdfs in"),
         (lambda: DenominatorGraph(PDF_7, 5), GraphError, "denominator: pdf 7 on arc 1"),
         (lambda: compile_table(Fsa(1, [], [], [], [], [0.0]), -1), GraphError, "num_pdfs = -1"),
+        (lambda: compile_table(PDF_7, 8.5), GraphError, "num_pdfs = 8.5; expected an integer"),
+        (lambda: DenominatorGraph(PDF_7, 8.5), GraphError, "num_pdfs = 8.5; expected an integer"),
         (lambda: TABLE.with_arc_log_probs(np.zeros(3)), ShapeError, r"shape \[3\]; expected \[40\]"),
         (lambda: TABLE.with_arc_log_probs(np.full(40, NAN)), GraphError, "arc log-probability 0 = nan; expected a finite"),
         (lambda: TableBatch.pack([]), ShapeError, "tables is empty"),
         (lambda: TableBatch.pack([TABLE, "den.fst"]), ShapeError, rf"tables\[1\] is a str; {A_GRAPH}"),
         (lambda: TableBatch.pack([TABLE, TABLE], ["only one"]), ShapeError, "names has 1 entries; expected 2"),
         (lambda: TableBatch.share(TABLE, 0), ShapeError, "batch_size = 0; expected at least 1"),
+        (lambda: TableBatch.share(TABLE, 1.5), ShapeError, "batch_size = 1.5; expected an integer"),
         (lambda: TableBatch.share([TABLE], 2), ShapeError, f"table is a list; {A_GRAPH}"),
         (lambda: BATCH.to("mps"), BackendUnavailable, "device 'mps': .*expected 'cpu' or 'cuda'"),
         (lambda: BATCH.to("cuda:99"), BackendUnavailable, "backend 'cuda' on device 99: "),
         (lambda: forward_backward(BATCH, SCORES, leaky_hmm_coefficient=0.1), ConfigError, NO_LEAK),
         (lambda: total_log_prob(BATCH, TENSOR, leaky_hmm_coefficient=0.1), ConfigError, NO_LEAK),
+        (lambda: forward_backward(BATCH, SCORES, memory_budget="1e9"), ConfigError, "memory_budget = '1e9'; expected bytes"),
+        (lambda: forward_backward(BATCH, SCORES).arc_occupancy(2), IndexError, "n = 2; expected a sequence .*, 0 to 1"),
         (lambda: total_log_prob(BATCH, SCORES), ShapeError, "scores is a ndarray; expected a torch tensor"),
         (lambda: weighted(np.zeros(80)), ShapeError, "arc_log_probs is a ndarray; expected a torch tensor"),
         (lambda: weighted(torch.zeros(3)), ShapeError, r"arc_log_probs has shape \[3\]; expected \[80\]"),
@@ -207,11 +215,12 @@ def test_malformed_graphs_and_batches_are_refused(call, error, match):
     refuses(error, match, call)
 
 
-@pytest.mark.parametrize("coefficient", [-0.1, 1.5, NAN])
+@pytest.mark.parametrize("coefficient", [-0.1, 1.5, NAN, "1e-5", None])
 def test_a_leak_out_of_range_is_refused(coefficient):
+    """YAML reads 1e-5, which has no point, as text."""
     leak = {"leaky_hmm_coefficient": coefficient}
     for call, given in ((forward_backward, (DENOMINATOR.batch(2), SCORES)), (LFMMILoss, (DENOMINATOR,))):
-        refuses(ConfigError, f"leaky_hmm_coefficient = {coefficient}; expected", call, *given, **leak)
+        refuses(ConfigError, f"leaky_hmm_coefficient = {coefficient!r}; expected", call, *given, **leak)
 
 
 def loss_call(**changed):

@@ -116,6 +116,7 @@ def test_threads_of_torch_that_wait_for_work_leave_the_cores_to_ours(use_threads
 @pytest.mark.parametrize("text", ["0", "two", "-1", "1.5"])
 def test_a_number_of_threads_is_checked_and_the_variable_named(text, monkeypatch):
     refuses(ConfigError, "count = 0; expected at least 1", set_num_threads, 0)
+    refuses(ConfigError, "count = 1.5; expected an integer", set_num_threads, 1.5)
     monkeypatch.setattr(threads, "_num_threads", None)
     monkeypatch.setenv("FSACHAIN_NUM_THREADS", text)
     refuses(ConfigError, f"FSACHAIN_NUM_THREADS = '{text}'; expected an integer >= 1", get_num_threads)

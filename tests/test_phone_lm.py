@@ -185,6 +185,7 @@ def test_bad_sentences_are_refused_by_index(sentences, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"ngram_order": 2.5}, "ngram_order = 2.5; expected an integer"),
         ({"ngram_order": 1, "no_prune_ngram_order": 1}, "ngram_order = 1: expected at least 2"),
         ({"no_prune_ngram_order": 0}, "no_prune_ngram_order = 0"),
         ({"num_extra_lm_states": -1}, "num_extra_lm_states = -1"),

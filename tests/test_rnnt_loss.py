@@ -272,6 +272,7 @@ def test_shapes_lengths_and_targets_that_cannot_be_are_named(change, message, wa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"blank": 0.0}, "blank = 0.0; expected a class of 5"),
         ({"blank": 5}, "blank = 5; expected a class of 5, or one counted from the end"),
         ({"reduction": "avg"}, r"reduction = 'avg'; expected one of \['none', 'mean', 'sum'\]"),
         ({"rnnt_type": "strict"}, "rnnt_type = 'strict'; expected one of"),
@@ -354,6 +355,7 @@ GIVEN = torch.add, TARGETS, *SIZES
         (rnnt_loss_simple, (LM, AM[:, :, :4], TARGETS, 0), ShapeError, r"expected \[B, S \+ 1, C\] and \[B, T, C\]"),
         (rnnt_loss_simple, (LM, AM, [[1, 2], [9, 0]], 0), ShapeError, r"symbols\[1, 0\] = 9; expected a class, 0 to 4"),
         (rnnt_loss_simple, (LM, AM, TARGETS, 5), ConfigError, "termination_symbol = 5"),
+        (rnnt_loss_simple, (LM, AM, TARGETS, 0.0), ConfigError, "termination_symbol = 0.0; expected a class"),
         *[
             (rnnt_loss_smoothed, (LM, AM, TARGETS, 0, *scales), ConfigError, SHARES)
             for scales in ((0.6, 0.5), (-0.1, 0.1), (float("nan"), 0.1))
@@ -363,6 +365,7 @@ GIVEN = torch.add, TARGETS, *SIZES
             for ranges in (RANGES + 2, RANGES - 1, RANGES.flip(2))
         ],
         (rnnt_loss_pruned, (KEPT, TARGETS, RANGES[:, :3], 0), ShapeError, "ranges has shape .2, 3, 2.; expected .2, 4, 2."),
+        (get_rnnt_prune_ranges, (PX[:, :2, :5], PY[:, :3, :4], None, 2.5), ConfigError, "s_range = 2.5; expected an int"),
         (get_rnnt_prune_ranges, (PX[:, :2, :5], PY[:, :3, :4], None, 1), ConfigError, "s_range = 1; expected 2 or more"),
         (do_rnnt_pruning, (PX[:, :, :3], LM, RANGES), ShapeError, r"expected .B, T, D., .B, S \+ 1, E. and .B, T, s_range."),
         (transducer_loss, (AM, LM[:1], *GIVEN), ShapeError, r"have shapes \[2, 4, 5\] and \[1, 3, 5\]; expected one N"),

@@ -6,6 +6,7 @@ knows about the kinds of arrays, and in `cuda` about devices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, Literal
@@ -64,7 +65,7 @@ def check_lengths(lengths: Any, batch: TableBatch, num_frames: int, argument: st
 def check_budget(memory_budget: float | None) -> None:
     if memory_budget is not None and not as_number("memory_budget", memory_budget) >= 0.0:
         raise ConfigError(
-            f"memory_budget = {memory_budget}; expected bytes, a number >= 0, or None for a share of the free memory"
+            f"memory_budget = {memory_budget!r}; expected bytes, a number >= 0, or None for a share of the free memory"
         )
 
 

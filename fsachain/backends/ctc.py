@@ -17,7 +17,6 @@ further frames of the k-th label. The score of a column at frame t is y[t, class
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -226,12 +225,10 @@ def make_problem(
     size, num_frames, num_classes = shape
     if not size:
         raise ShapeError("log_probs has no sequences; expected at least one")
-    try:
-        blank_class = operator.index(blank)
-    except TypeError:
-        blank_class = -1
-    if not 0 <= blank_class < num_classes:
-        raise ConfigError(f"blank = {blank}; expected a class of log_probs, 0 to {num_classes - 1}")
+    expected = f"a class of log_probs, 0 to {num_classes - 1}"
+    blank = integer("blank", blank, expected=expected)
+    if not 0 <= blank < num_classes:
+        raise ConfigError(f"blank = {blank}; expected {expected}")
     frames = _check_counts("input_lengths", frame_counts, size, num_frames, f"the frames of {scores}", names)
     check_topology(topology)
     if log_prior.size and (log_prior.shape != (num_classes,) or not np.isfinite(log_prior).all()):
@@ -246,7 +243,7 @@ def make_problem(
         labels,
         counts,
         frames,
-        blank_class,
+        blank,
         num_classes,
         topology,
         log_prior,

@@ -5,7 +5,6 @@ Backends are chosen here and nowhere else; neither torch nor cupy is imported he
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -27,7 +26,7 @@ from fsachain.backends.reference import mbr as reference_mbr
 from fsachain.backends.reference import paths as reference_paths
 from fsachain.backends.reference import sums as reference
 from fsachain.batch import Graphs, TableBatch, pack_graphs
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, brief
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, brief, integer
 from fsachain.fsa import Ints
 from fsachain.table import TransitionTable
 
@@ -227,6 +226,8 @@ def forward_backward(
         return call.occupancy(batch, leaky_hmm_coefficient, None, scores)[1]
 
     def of_one(name: str, n: int) -> Any:  # by a function of `fsachain.backends.ArcRecursion`
+        if not -batch.size <= n < batch.size:
+            raise IndexError(f"n = {n}; expected a sequence of the batch, 0 to {batch.size - 1}")
         k = range(batch.size)[n]
         alone, frames = TableBatch.pack([batch.table(k)]), None if lengths is None else [int(lengths[k])]
         one = bind(alone, scores[k : k + 1], frames, backend, on_host=True)
@@ -396,12 +397,10 @@ def sample_paths(
 
 
 def _at_least(least: int, name: str, value: Any) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
+    expected = f"an integer >= {least}"
+    number = integer(name, value, expected=expected)
     if number < least:
-        raise ConfigError(f"{name} = {value!r}; expected an integer >= {least}")
+        raise ConfigError(f"{name} = {value!r}; expected {expected}")
     return number
 
 

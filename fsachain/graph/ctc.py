@@ -26,7 +26,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, GraphError
+from fsachain.errors import ConfigError, GraphError, integer
 from fsachain.fsa import Floats, Fsa, Ints
 from fsachain.graph.forgive import NOTHING, Forgiveness, check_forgiveness
 
@@ -169,8 +169,10 @@ def ctc_graph(
         raise GraphError(
             f"targets has shape {list(labels.shape)} and dtype {labels.dtype}; expected a list of integers"
         )
+    expected = "a class, counted from 0"
+    blank = integer("blank", blank, expected=expected)
     if blank < 0:
-        raise ConfigError(f"blank = {blank}; expected a class, counted from 0")
+        raise ConfigError(f"blank = {blank}; expected {expected}")
     bad = np.flatnonzero((labels < 0) | (labels == blank))
     if bad.size:
         raise GraphError(

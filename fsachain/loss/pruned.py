@@ -489,6 +489,7 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
     """
     size, labels, frames, is_modified = check_arcs(px_grad, py_grad, "_grad")
     least = 1 if is_modified else 2
+    s_range = integer("s_range", s_range)
     if s_range < min(least, labels + 1):
         raise ConfigError(f"s_range = {s_range}; expected {least} or more, or no path would be left")
     s_range = min(s_range, labels + 1)

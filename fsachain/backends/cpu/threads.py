@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from threading import Lock
 
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, integer
 
 LEAST_WORK = 5e5  # nanoseconds; with less, threads take longer to meet than they save
 
@@ -45,10 +45,11 @@ def _ask_num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Use `count` threads from now on; no result depends on the number, to the bit."""
     global _num_threads
+    count = integer("count", count)
     if count < 1:
         raise ConfigError(f"count = {count}; expected at least 1")
     with _lock:
-        _num_threads = int(count)
+        _num_threads = count
     _forget_pool()
 
 
