@@ -21,13 +21,16 @@ from fsachain.table import TransitionTable, compile_table
 MERGES = ("sum", "min")
 
 
-def normalization_fsa(fsa: Fsa, initial_probs: npt.ArrayLike, merge: str = "sum") -> Fsa:
+def normalization_fsa(
+    fsa: Fsa, initial_probs: npt.ArrayLike, merge: str = "sum", final_log_prob: Floats | None = None
+) -> Fsa:
     """The denominator `fsa` with `initial_probs` [S] turned into a new start state (Hadian et al., Interspeech 2018).
 
     A numerator composed with it scores its paths as the denominator does, so that log Z of the numerator never exceeds
     that of the denominator. The new start has one arc for each (pdf, dst): the merge over states s of
-    log initial_probs[s] + the arc's log_prob. All other arcs stay; every state is final with probability one except the
-    new start, since an utterance has at least one frame. States that the new start does not reach are left out.
+    log initial_probs[s] + the arc's log_prob. All other arcs stay; every state is final with probability one, or as
+    `final_log_prob` [S] says, except the new start, since an utterance has at least one frame. States that the new start
+    does not reach are left out.
 
     Merge "sum", the log-sum, is exact: log Z is that of the denominator at leaky coefficient 0. "min" takes the best
     term alone, as Kaldi's epsilon removal in the tropical semiring does.
@@ -42,7 +45,7 @@ def normalization_fsa(fsa: Fsa, initial_probs: npt.ArrayLike, merge: str = "sum"
         np.concatenate([dst, fsa.dst]),
         np.concatenate([pdf, fsa.pdf]),
         np.concatenate([log_prob, fsa.log_prob]),
-        np.append(np.zeros(start), -np.inf),
+        np.append(np.zeros(start) if final_log_prob is None else final_log_prob, -np.inf),
         start,
     ).trim()
 
@@ -202,6 +205,7 @@ class DenominatorGraph:
         if final == "one":
             table = replace(table, final_log_prob=np.zeros(fsa.num_states))
         self.table: TransitionTable = table
+        self._begin_probs = self.initial_probs if initial == "stationary" else np.exp(table.initial_log_prob)
 
     def __repr__(self) -> str:
         return (
@@ -224,10 +228,11 @@ class DenominatorGraph:
     def normalization_fsa(self, merge: Literal["sum", "min"] = "sum") -> Fsa:
         """The graph to compose numerators with, so that log Z of a numerator never exceeds that of the denominator.
 
-        A new start state takes the place of the initial probabilities; all other states are final. Its arcs of one
-        (pdf, dst) are merged: "sum" adds their probabilities, which is exact, "min" takes the best, as Kaldi does.
+        A new start state takes the place of the probabilities with which the denominator begins; all other states are final
+        as they are there. Its arcs of one (pdf, dst) are merged: "sum" adds their probabilities, which is exact, "min"
+        takes the best, as Kaldi does.
         """
-        return normalization_fsa(self.fsa, self.initial_probs, merge)
+        return normalization_fsa(self.fsa, self._begin_probs, merge, self.table.final_log_prob)
 
     def with_star(self) -> DenominatorGraph:
         """This graph and a star of any frames, `add_star`, for numerators with `Forgiveness(star="frames")`.
@@ -242,8 +247,9 @@ class DenominatorGraph:
         made, table, never = copy(self), self.table, -np.inf
         assert table.leaky_log_prob is not None
         made.without_star = self
-        made.fsa = add_star(self.fsa, self.num_pdfs, *_first_arcs(self.fsa, self.initial_probs))
+        made.fsa = add_star(self.fsa, self.num_pdfs, *_first_arcs(self.fsa, self._begin_probs))
         made._initial_probs = np.append(self.initial_probs, 0.0)
+        made._begin_probs = np.append(self._begin_probs, 0.0)
         made.table = replace(
             compile_table(made.fsa, self.num_pdfs + 1, name="denominator"),
             initial_log_prob=np.append(table.initial_log_prob, never),

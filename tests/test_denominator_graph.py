@@ -150,6 +150,23 @@ class TestNormalization:
             differs |= best(pdfs) < score(pdfs) - 0.01
         assert differs
 
+    @pytest.mark.parametrize("final", ["one", "fsa"])
+    @pytest.mark.parametrize("initial", ["stationary", "start"])
+    def test_it_begins_and_ends_as_its_denominator_does(self, initial, final):
+        fsa = replace(self.GRAPH, final_log_prob=[-math.inf, -0.5, 0.25])
+        graph = DenominatorGraph(fsa, 3, initial=initial, final=final)
+        scores = np.random.default_rng(1).normal(size=(4, 5, 3))
+        lengths = [5, 1, 3, 2]
+        own = fsachain.forward_backward(graph.batch(4), scores, lengths)
+        found = fsachain.forward_backward([graph.normalization_fsa()] * 4, scores, lengths)
+        assert own.ok.all()
+        np.testing.assert_allclose(found.log_prob, own.log_prob, rtol=0.0, atol=tolerances.ENUMERATION)
+        np.testing.assert_allclose(found.occupancy, own.occupancy, rtol=0.0, atol=tolerances.ENUMERATION)
+
+    def test_of_a_graph_without_a_cycle_it_is_the_graph(self):
+        graph = DenominatorGraph(EQUAL_FUTURES, 3, initial="start", final="fsa").normalization_fsa()
+        assert_same_scores(graph, EQUAL_FUTURES, tolerances.ENUMERATION, count=20, seed=1, max_frames=9)
+
     def test_the_empty_path_and_unreachable_states_are_left_out(self):
         result = normalization_fsa(self.GRAPH, self.INITIAL)
         assert result.final_log_prob[result.start] == -math.inf
