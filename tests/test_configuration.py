@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 from cli_fixtures import assert_one_line
+from context_trees import full_tree
 from refusals import refuses
 
 from fsachain.cli.config import NETWORKS, SECTIONS, Experiment, options_of, read_experiment
 from fsachain.data.features import FeatureConfig
 from fsachain.errors import ConfigError
+from fsachain.graph.topology import Topology
 from fsachain.train.config import load_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -111,6 +113,8 @@ def test_set_changes_what_the_file_says(fsachain, built):
 def test_a_star_that_is_not_given_is_of_frames_where_there_is_a_denominator_of_phones(settings, star):
     made = read_experiment(None, settings)
     assert made.settled().forgive == replace(made.forgive, star=star)
+    wide = full_tree("ab", Topology.chain(), 3, 1)
+    assert made.settled(wide).forgive.star == "sum"
 
 
 @pytest.mark.parametrize(
@@ -175,6 +179,14 @@ def test_a_wrong_change_is_one_line_before_any_work(fsachain, built, change, mes
         ("train.num_epochs=0", "train.num_epochs is 0; expected at least 1"),
         ("lang.silence_prob=2", r"lang.silence_prob: 2\.0 is not in \(0, 1\)"),
         ("decoding.search.beam=-1", "decoding.search.beam is -1.0; expected more than 0"),
+        ("phone_lm.no_prune_ngram_order=0", "phone_lm.no_prune_ngram_order is 0; expected at least 1"),
+        ("phone_lm.num_extra_lm_states=-1", "phone_lm.num_extra_lm_states is -1; expected at least 0"),
+        ("phone_lm.edge_silence=1.5", "phone_lm.edge_silence is 1.5; expected a number in"),
+        ("phone_lm.between_silence=-0.5", "phone_lm.between_silence is -0.5; expected a number in"),
+        ("forgive.insertion=5,-1@0.5,5", "forgive.insertion = -1.0: expected a penalty"),
+        ("decoding.frame_shift=-1", "decoding.frame_shift is -1; expected at least 0"),
+        ("decoding.first_pass_share=1.5", "decoding.first_pass_share is 1.5; expected a number in"),
+        ("perturbation.speeds=[]", "perturbation.speeds: is empty"),
         ("perturbation.speeds=[3]", "speed is 3.0; expected 0.5 to 2.0"),
         ("perturbation.noise=[9,5]", r"perturbation.noise is \(9.0, 5.0\); expected a lowest and a highest"),
         ("perturbation.noise=[5]", "perturbation.noise: expected 2 values, got 1"),

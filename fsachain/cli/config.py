@@ -559,7 +559,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
         return read_experiment(path or file, settings)
     kept: Experiment | None = lang.experiment
     found = read_experiment(path, settings, kept)
-    file = f"{lang.folder / CONFIG}" if kept and lang.folder else "every option has its default"
+    file = f"{lang.folder / CONFIG}" if kept else "every option has its default"
     if kept is None or found == kept:
         click.echo(f"configuration: {path or file}")
         return found

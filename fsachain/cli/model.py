@@ -251,8 +251,6 @@ def _check_shapes(spec: NetworkSpec, weights: Mapping[str, torch.Tensor]) -> Non
 
 def normalise_set(examples: list[Example], cmvn: Cmvn) -> list[Example]:
     """For scope "speaker" with statistics of this set. Features that were just loaded are normalised where they lie."""
-    if not examples:
-        return examples
     own = estimate_cmvn(examples, cmvn.config) if cmvn.config.scope == "speaker" else cmvn
     for example in examples:
         example.features[:] = own.apply(example.features, example.speaker)

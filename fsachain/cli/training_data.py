@@ -152,7 +152,7 @@ class ChunkedSet:
     path: Path
 
     def cut(self, copies: list[list[Example]], spec: NetworkSpec) -> list[list[Example]]:
-        """Chunks come with as much context as the network sees; utterances without are left out."""
+        """Chunks come with as much context as the network sees."""
         subsampling, context = spec.sketch.subsampling, spec.sketch.context
         if context is None:
             raise ConfigError(
@@ -161,9 +161,7 @@ class ChunkedSet:
             )
         found: list[list[Example]] = [[] for _ in copies]
         for utterance, *examples in zip(self.data.utterances, *copies, strict=True):
-            lists = self.numerators.get(utterance.id)
-            if lists is None:
-                continue
+            lists = self.numerators[utterance.id]
             names = [one[0].utterance for one in lists]
             if names != [example.id for example in examples]:
                 raise DataError(
