@@ -86,7 +86,7 @@ def test_a_list_of_faults_goes_when_the_faults_do(fsachain, broken):
 def test_an_utterance_can_be_drawn_whatever_is_wrong_with_others(fsachain, broken):
     command = f"plot trellis {MODEL} one.png --lang lang --den den --utterance"
     fsachain.ok(f"{command} u1")
-    assert "u5" in fsachain.ends(1, f"{command} u5").err
+    assert "utterance 'u5' has neither a recording" in fsachain.ends(1, f"{command} u5").err
 
 
 def test_faults_of_several_data_sets_add_up(broken):

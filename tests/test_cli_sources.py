@@ -14,9 +14,12 @@ from refusals import refuses
 from fsachain import ContextTree, Forgiveness, Fsa, Lexicon, Topology, build_numerator
 from fsachain.cli.graphs import load_normalization
 from fsachain.cli.lang import load_lang
+from fsachain.cli.model import AcousticModel
 from fsachain.cli.resources import Resources
+from fsachain.data import DataDir
 from fsachain.data.utterance import Fault
 from fsachain.decode.decoder import decode
+from fsachain.decode.suspicious import doubts, with_cheap_star
 from fsachain.errors import DataError, GraphError
 from fsachain.graph.algorithms import equivalent
 from fsachain.graph.decoding import build_decoding_graph
@@ -78,7 +81,7 @@ WORD_GRAPH = "0 1 2 2 0.5\n0 1 1 1 1.5\n1 1 2 2 0.7\n1 0.25\n"
 def test_word_graphs_come_as_text_openfst_and_addresses(fsachain, built):
     """Word ids of another words.txt; an archive of AT&T text, and an scp file of an OpenFst file and a text."""
     (built / "words.txt").write_text("<eps> 0\nyes 1\nno 2\n")
-    (built / "graphs.txt").write_text(f"u1\n{WORD_GRAPH}\nu2\n0 1 1 1\n1\n\nu3\n0 1 9 9\n1\n\n")
+    (built / "graphs.txt").write_text(f"u1\n{WORD_GRAPH}\nu2\n0 1 1 99\n1\n\nu3\n0 1 9 9\n1\n\n")
     (built / "one.txt").write_text(WORD_GRAPH)
     Fsa.from_text(WORD_GRAPH).write(built / "two.fst")
     (built / "graphs.scp").write_text("u1 one.txt\nu2 two.fst\n")
@@ -102,7 +105,7 @@ def test_graphs_over_phones_and_over_pdfs_are_taken_as_such(fsachain, built):
     plain.fsa.write(built / "pdfs/u1.fst")
     (built / "pdfs.scp").write_text("u1 pdfs/u1.fst\n")
     ids = [lexicon.phone_id(phone) for phone in ["Y", "EH", "S", "N", "OW"]]
-    arcs = [f"{n} {n + 1} {phone} {phone}" for n, phone in enumerate(ids)]
+    arcs = [f"{n} {n + 1} {phone} {n % 2}" for n, phone in enumerate(ids)]
     (built / "phones.txt").write_text("u1\n" + "\n".join([*arcs, "5"]) + "\n\n")
     graphs = "--lang lang --den den"
     for table, labels in (("pdfs.scp", "pdfs"), ("phones.txt", "phones")):
@@ -302,7 +305,8 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
     for written in ("dev.npz", "dev"):
         fsachain.ok(f"{train} {written} --num-epochs 1")
     out = trained / "doubts"
-    text = fsachain.ok(f"suspicious exp/model.safetensors data doubts {graphs}").out
+    suspicious = f"suspicious exp/model.safetensors data doubts {graphs}"
+    text = fsachain.ok(suspicious).out
     rows = [line.split() for line in (out / "words.txt").read_text().splitlines()]
     said = {name: words for name, *words in (line.split() for line in TEXT.splitlines())}
     places = [
@@ -314,6 +318,14 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
     utterances = [line.split() for line in (out / "utterances.txt").read_text().splitlines()]
     assert [name for *_, name in utterances] == sorted(worst, key=lambda name: -worst[name])
     assert text.startswith((out / "words.txt").read_text().splitlines()[0])
+    model, starred = AcousticModel.load(trained / "exp/model.safetensors"), with_cheap_star(normalization, 12)
+    how = {"normalization": starred, "forgive": Forgiveness(4.0, 4.0, 2.0, "frames")}
+    made = {n: build_numerator(said[n], language.lexicon, language.tree, name=n, **how) for n in said}
+    expected, _ = doubts(model.outputs(model.examples(DataDir.read(trained / "data"))), made, normalization)
+    for probability, name, place, _ in rows:
+        assert float(probability) == pytest.approx(expected[name].said[int(place) - 1], abs=1e-4)
+    (trained / "data" / "text").write_text(TEXT.replace("u2 no", "u2 maybe"))
+    assert "word 'maybe'" in fsachain.ends(3, suspicious).out
 
 
 def test_a_keyword_is_looked_for_in_a_data_directory(fsachain, trained):
@@ -322,6 +334,7 @@ def test_a_keyword_is_looked_for_in_a_data_directory(fsachain, trained):
     assert text.startswith("false-reject rate ") and "of 2)" in text and "3 utterances" in text
     rows = [line.split() for line in (trained / "spot/scores.txt").read_text().splitlines()]
     assert {name: mark for name, _, mark in rows} == {"u1": "1", "u2": "0", "u3": "0", "u4": "1", "u5": "0"}
+    assert len({score for _, score, _ in rows}) == 5, "each has what it says itself"
     threshold = max(float(score) for _, score, mark in rows if mark == "0")
     missed = sum(float(score) <= threshold for _, score, mark in rows if mark == "1")
     assert f"({missed} of 2)" in text

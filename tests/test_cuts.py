@@ -61,11 +61,13 @@ def assert_same_speech(one, other, atol=0.0):
 
 
 @pytest.mark.parametrize("name", ["cuts.jsonl", "cuts.jsonl.gz"])
-def test_a_manifest_gives_the_utterances_of_the_kaldi_directory(corpus, cuts, name):
+def test_a_manifest_gives_the_utterances_of_the_kaldi_directory(corpus, cuts, name, fsachain):
     cuts.to_file(corpus / name)
     data = DataDir.read(corpus / name)
     assert_same_speech(data, DataDir.read(corpus / "kaldi"))
     assert [one.audio_part for one in data] == [None, None]  # read by soundfile, without lhotse
+    assert "cuts of lhotse: 2 utterances, 3 words, 1 speaker" in fsachain.ok(f"info {name}").out
+    assert "2 words, 5 characters" in fsachain.ok(f"spell {name} spelled.txt").out
 
 
 def test_relative_paths_are_beside_the_manifest_or_in_the_working_directory(corpus, cuts, monkeypatch):

@@ -131,6 +131,7 @@ def test_the_table_agrees_with_what_kaldi_computed(shared, case, tmp_path, objf)
     assert ours == pytest.approx(theirs, abs=tolerances.OBJF_PER_FRAME)
     (frames,) = (line.split() for line in lines if line.startswith("weighted frames"))
     assert float(frames[2]) == pytest.approx(golden.weight, rel=tolerances.SIX_DIGITS)
+    assert any(line.startswith("all: ") and f" over {golden.weight:g} weighted frames" in line for line in lines)
 
 
 def test_another_leak_is_another_objective(shared, tmp_path, objf):
@@ -146,7 +147,11 @@ def test_an_impossible_sequence_is_counted_alone_and_said_so(shared, tmp_path, o
     status, lines, _ = objf(*golden.arguments)
     assert status == 1 and golden.objf == -10
     assert any(line.startswith("1 impossible: counted with -10 per frame each") for line in lines)
-    assert [line.split("\t")[-1] for line in lines].count("impossible") == 1
+    rows = [line.split("\t") for line in lines if line.startswith("m-")]
+    assert [row[-1] for row in rows].count("impossible") == 1
+    counted = [-10.0 if row[-1] == "impossible" else float(row[5]) for row in rows]
+    (ours,) = (float(line.split()[3]) for line in lines if line.startswith("objf per frame"))
+    assert ours == pytest.approx(np.mean(counted), abs=tolerances.OBJF_PER_FRAME)
 
 
 def test_scores_beyond_30_are_clamped_in_the_denominator_that_kaldi_is_compared_with(shared, tmp_path, objf):

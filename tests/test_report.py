@@ -7,6 +7,7 @@ import re
 import shutil
 import struct
 import sys
+import time
 from pathlib import Path
 
 import html5lib
@@ -293,3 +294,11 @@ def test_tensorboard_gets_every_number_of_every_epoch(exp, tmp_path):
     (tmp_path / "tb" / "mine.txt").write_text("keep")
     with pytest.raises(ConfigError, match=r"mine\.txt"):
         tensorboard(exp / "model", tmp_path / "tb")
+
+
+def test_tensorboard_follows_a_training_to_its_end(exp, tmp_path, monkeypatch):
+    lines = (exp / "model" / "train.jsonl").read_text().splitlines(keepends=True)
+    log, places = tmp_path / "train.jsonl", iter(range(2, len(lines) + 1))
+    log.write_text(lines[0])
+    monkeypatch.setattr(time, "sleep", lambda _: log.write_text("".join(lines[: next(places)])))
+    assert tensorboard(log, tmp_path / "tb", follow=True) == f"{report_inputs.EPOCHS} epochs"

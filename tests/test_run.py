@@ -21,6 +21,7 @@ from fsachain.files import locked
 from fsachain.fsa import Fsa
 from fsachain.graph.numerator import load_numerators
 from fsachain.graph.patterns import parse_pattern
+from fsachain.report.collect import read_stages
 
 FIRST = ["lang", "features", "graphs", "train", "decode", "align", "report"]
 INPUTS = (
@@ -184,7 +185,10 @@ def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, ex
     with monkeypatch.context() as patch:
         patch.setattr("fsachain.cli.run.Recogniser.decode", interrupt)
         assert fsachain(f"run exp {inputs}").status == EXIT_INTERRUPTED
+    with (exp / "stages.jsonl").open("a") as log:
+        log.write('{"event": "fail')  # cut short by a crash
     assert stages_of(fsachain(f"run exp {inputs}").out) == ["decode", "align", "report"]
+    assert read_stages(exp / "stages.jsonl").num_unreadable == 0
 
 
 def test_what_else_may_have_been_said_becomes_numerators(fsachain, exp, inputs, recorded):

@@ -678,9 +678,6 @@ def keyword(
     sought = tuple(words.split())
     if not sought:
         raise ConfigError("WORDS is empty: expected those of the keyword")
-    for word in sought:
-        lang.lexicon.word_id(word)
-    fresh(out, "scores.txt")
     loop = any_phones(lang, phones_per_loop)
     patterns: dict[str, Pattern] = {
         "keyword": [optional([loop]), *sought, optional([loop])],
@@ -690,6 +687,7 @@ def keyword(
         build_pattern_numerator(pattern, lang.lexicon, lang.tree, normalization=normalization, name=name).fsa
         for name, pattern in patterns.items()
     )
+    fresh(out, "scores.txt")
     usable, outputs = network_outputs(model, data, resources)
     scores = _keyword_scores(spoken, filler, outputs)
     has = {

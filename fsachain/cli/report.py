@@ -155,7 +155,7 @@ def tensorboard(log: Path, out: Path, follow: bool = option(bool, "Go on until t
     epochs = 0
     with writers.SummaryWriter(str(out), flush_secs=1) as writer:
         for event in _events(path, follow):
-            at = number(event, "time") or 0.0
+            at = number(event, "time")
             if event.get("event") == "start":
                 told = json.dumps(event.get("config"), indent=2, ensure_ascii=False)
                 writer.add_text("config", f"<pre>{html.escape(told)}</pre>", 0, walltime=at)
