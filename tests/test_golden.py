@@ -131,7 +131,9 @@ def test_the_table_agrees_with_what_kaldi_computed(shared, case, tmp_path, objf)
     assert ours == pytest.approx(theirs, abs=tolerances.OBJF_PER_FRAME)
     (frames,) = (line.split() for line in lines if line.startswith("weighted frames"))
     assert float(frames[2]) == pytest.approx(golden.weight, rel=tolerances.SIX_DIGITS)
-    assert any(line.startswith("all: ") and f" over {golden.weight:g} weighted frames" in line for line in lines)
+    assert any(
+        line.startswith("all: ") and f" over {golden.weight:g} weighted frames" in line for line in lines
+    )
 
 
 def test_another_leak_is_another_objective(shared, tmp_path, objf):

@@ -16,6 +16,8 @@ from cli_fixtures import TEXT, assert_one_line
 import fsachain.progress as lines
 from fsachain.cli import EXIT_INTERRUPTED, EXIT_LEFT_OUT
 from fsachain.cli.config import Experiment
+from fsachain.cli.model import AcousticModel
+from fsachain.cli.run import Run
 from fsachain.decode.wer import read_text
 from fsachain.files import locked
 from fsachain.fsa import Fsa
@@ -77,11 +79,15 @@ def test_one_command_leads_to_a_report_and_does_nothing_twice(fsachain, exp, inp
 
 def test_changed_options_and_data_are_noticed(fsachain, exp, inputs, recorded):
     fsachain.ok(f"run exp {inputs}")
-    outcome = fsachain.ok("run exp --set decoding.ngram_order=2 --to decode")
+    outcome = fsachain.ok("run exp --set decoding.ngram_order=2 --set decoding.lm_weights=[0.5] --to decode")
     assert "done before: lang, features, graphs, train" in outcome.out
     assert stages_of(outcome.out) == ["decode"]
     assert (exp / "decode" / "grammar.arpa").is_file()
+    assert json.loads((exp / "decode" / "tuning.json").read_text())["best"]["lm_weight"] == 0.5
+    boundaries = exp / "model" / "boundaries.npz"
+    boundaries.write_text("of an earlier training")
     assert stages_of(fsachain("run exp").out) == ["align", "report"]
+    assert not boundaries.exists()
     other = fsachain("run exp --set network.channels=4")
     assert_one_line(other, "holds a training with other options")
     (recorded / "data" / "text").write_text(TEXT.replace("u2 no", "u2 yes"))
@@ -98,6 +104,7 @@ def test_a_word_network_of_the_training_text_and_sums_over_paths_rescore(fsachai
     assert_one_line(spelt, "rescoring.network_epochs: expected 0")
     options = "--set decoding.open_vocabulary=true --set rescoring.network_epochs=0"
     assert_one_line(fsachain(f"run exp {options} --to rescore"), "rescoring.speeds = [0.9, 1]: expected []")
+    assert "rescore" in Run(exp, Experiment(), {"rescore": exp}).stages
 
 
 def test_rescore_with_the_word_network_that_a_run_kept_finds_what_the_run_found(
@@ -182,13 +189,20 @@ def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, ex
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr("fsachain.cli.run.Recogniser.decode", interrupt)
-        assert fsachain(f"run exp {inputs}").status == EXIT_INTERRUPTED
+    def broken_off(line: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr("fsachain.cli.run.Recogniser.decode", interrupt)
+            assert fsachain(line).status == EXIT_INTERRUPTED
+
+    broken_off(f"run exp {inputs}")
     with (exp / "stages.jsonl").open("a") as log:
         log.write('{"event": "fail')  # cut short by a crash
     assert stages_of(fsachain(f"run exp {inputs}").out) == ["decode", "align", "report"]
     assert read_stages(exp / "stages.jsonl").num_unreadable == 0
+    broken_off("run exp --from decode")
+    assert stages_of(fsachain("run exp").out) == ["decode", "align", "report"]
+    broken_off("run exp --set decoding.lm_weights=[0.5]")
+    assert stages_of(fsachain(f"run exp {inputs}").out) == ["decode"], "begun with other options"
 
 
 def test_what_else_may_have_been_said_becomes_numerators(fsachain, exp, inputs, recorded):
@@ -228,12 +242,16 @@ def test_patterns_take_the_place_of_transcripts_that_cannot_be_used(fsachain, ex
     )
 
 
-def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inputs):
+def test_second_pass_trains_on_chunks_in_a_folder_of_its_own(fsachain, exp, inputs, monkeypatch):
+    shares, mean_with = [], AcousticModel.mean_with
+    monkeypatch.setattr(AcousticModel, "mean_with", lambda *how: shares.append(how[-1]) or mean_with(*how))
     first = f"{inputs} --set phone_lm.ngram_order=2 --set phone_lm.no_prune_ngram_order=2"
     fsachain.ok(f"run exp {first} --to train")
     second = exp.with_name("second")
     mean = "--set supervision.chunk_frames=60 --set decoding.first_pass_share=0.5"
-    outcome = fsachain.ok(f"run second --first exp {mean}")
+    begin = "--set network.init_from=exp/model/model.safetensors"
+    outcome = fsachain.ok(f"run second --first exp {mean} {begin}")
+    assert set(shares) == {0.5} and "init_from exp/model/model.safetensors: " in outcome.err
     assert stages_of(outcome.out) == ["align-train", "supervise", *FIRST[3:]]
     assert Experiment.read(second / "config.yaml").phone_lm.ngram_order == 2
     assert (second / "report.html").is_file() and not (second / "lang").exists()
