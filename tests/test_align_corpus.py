@@ -18,11 +18,11 @@ from fsachain.graph.lexicon import Lexicon
 
 @pytest.fixture
 def corpus(tmp_path):
-    """Two speakers, texts of three kinds, a stereo recording at another rate, one without text and a damaged one."""
+    """Two speakers, texts of three kinds, stereo, another rate, a recording without text and a damaged one."""
     folder = tmp_path / "corpus"
     for speaker in ("ann", "bob b"):
         (folder / speaker).mkdir(parents=True)
-    record(folder / "ann" / "one.wav")
+    record(folder / "ann" / "one.wav", channels=2)
     (folder / "ann" / "one.lab").write_text("Yes, no!\n")
     record(folder / "ann" / "two.wav", 16000, 2)
     (folder / "ann" / "two.txt").write_text("yes yes - unheard\n")
@@ -77,15 +77,21 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
     assert {line.split("\t")[0] for line in summary[1:]} == set(EXPECTED)
     suspicions = [float(line.split("\t")[2]) for line in summary[1:]]
     assert suspicions == sorted(suspicions, reverse=True)
+    confidences = [float(line.split("\t")[5]) for line in summary[1:]]
+    assert 0 < min(confidences) <= max(confidences) < 1
     page = (out / "index.html").read_text()
     assert 'src="../corpus/bob%20b/long.wav#t=5,8.5"' in page and "unheard" in page
 
+    head = (out / "aligned.jsonl").read_text().splitlines()[0]
+    for row in rows:
+        row["log_prob"] = -99.0  # which no alignment gives: what is done is not done again
+    (out / "aligned.jsonl").write_text("".join(f"{line}\n" for line in (head, *map(json.dumps, rows))))
     (corpus / "ann" / "one.lab").write_text("no no no")
     record(corpus / "ann" / "two.wav", 16000, 2, seconds=4.0)
     fsachain.ends(3, command)
     before, found = ({row["utterance"]: row for row in some} for some in (rows, rows_of(out)))
     assert all(found[name] == before[name] for name in EXPECTED if name not in ("ann-one", "ann-two"))
-    assert found["ann-one"]["text"] == "no no no"
+    assert found["ann-one"]["text"] == "no no no" and found["ann-one"]["log_prob"] > -99.0
     assert found["ann-two"]["seconds"] == pytest.approx(4.0, abs=0.1)
 
 
@@ -106,6 +112,9 @@ def test_a_data_directory_is_a_corpus_too_and_nothing_at_all_is_an_error(fsachai
     (tmp_path / "nothing").mkdir()
     assert_one_line(fsachain(f"align-corpus nothing out --model {model}"), "no recordings with transcripts")
     assert_one_line(fsachain(f"align-corpus nothing nothing --model {model}"), "nothing: is CORPUS itself")
+    (tmp_path / "nothing" / "text").write_text("u1 yes\n")
+    (tmp_path / "nothing" / "feats.scp").write_text("u1 feats.ark:3\n")
+    assert_one_line(fsachain(f"align-corpus nothing out --model {model}"), "'u1' has no recording")
 
 
 def test_stretches_late_in_a_recording_keep_their_times(tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import soundfile
 import torch
 from cli_fixtures import ARPA, assert_one_line, save_untrained
+from refusals import refuses
 
 from fsachain import Aligner
 from fsachain.cli.decoding import DecodingGraphs, Recogniser
@@ -17,7 +19,8 @@ from fsachain.cli.model import AcousticModel, lang_of
 from fsachain.cli.resources import Resources
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.lattices import as_transducer
-from fsachain.errors import counted
+from fsachain.decode.times import BoundaryModel
+from fsachain.errors import ConfigError, counted
 from fsachain.graph.grammar import grammar_from_arpa
 from fsachain.kaldi.archive import read_table
 from fsachain.kaldi.lattice import read_lattice
@@ -70,6 +73,8 @@ def test_decode_keeps_lattices_whose_best_words_are_those_that_are_scored(fsacha
     assert name == "a"
     best = Transducer.from_openfst(pytest.importorskip("pywrapfst").shortestpath(graph).topsort())
     assert words == [names[word] for word in best.olabel[np.argsort(best.src)] if word]
+    fsachain.ok(f"decode {MODEL} said out")
+    assert sorted(path.name for path in out.iterdir()) == ["hyp.txt", "wer.json", "wer.txt"]
 
 
 @pytest.mark.parametrize("option", ["--open-vocabulary", "--unknown-word-penalty 2"])
@@ -292,6 +297,33 @@ def test_the_aligner_takes_paths_samples_and_any_rate_and_equals_align_long(
     assert found.seconds == len(samples) / rate
 
 
+def test_boundaries_are_learned_from_a_minute_and_taken_from_beside_the_model(fsachain, model, tmp_path):
+    words, data = ["yes", "no"] * 40, tmp_path / "said"
+    data.mkdir()
+    record(data / "a.wav", seconds=61.0)
+    (data / "wav.scp").write_text("a a.wav\n")
+    (data / "text").write_text(f"a {' '.join(words)}\n")
+    fsachain.ok(f"align {MODEL} said coarse --coarse")
+    fsachain.ok(f"align {MODEL} said fine --textgrid grids")
+    coarse, fine = (read_ctm(tmp_path / out / "words.ctm") for out in ("coarse", "fine"))
+    assert [entry.label for entry in fine] == words and fine != coarse
+    assert (
+        not (tmp_path / "coarse" / "boundaries.npz").exists()
+        and '"no"' in (tmp_path / "grids/a.TextGrid").read_text()
+    )
+    short, beside = record(tmp_path / "b.wav"), model.with_name("boundaries.npz")
+    plain = Aligner.load(model).align(short, None, words[:4]).words
+    shutil.copy(tmp_path / "fine" / "boundaries.npz", beside)
+    fsachain.ok(f"align {MODEL} said again")
+    assert read_ctm(tmp_path / "again" / "words.ctm") == fine
+    assert not (tmp_path / "again" / "boundaries.npz").exists()
+    found = Aligner.load(model).align(short, None, words[:4]).words
+    assert found != plain and [entry.label for entry in found] == words[:4]
+    replace(BoundaryModel.load(beside), sample_rate=16000).save(beside)
+    assert_one_line(fsachain(f"align {MODEL} said again"), "of 16000 Hz; the model's rate is 8000 Hz")
+    refuses(ConfigError, "at 16000 Hz; the model's are at 8000 Hz", Aligner.load, model)
+
+
 def test_the_aligner_names_what_cannot_be_aligned_and_goes_on(model, tmp_path) -> None:
     path, aligner = record(tmp_path / "speech.wav"), Aligner.load(model)
     items = [
@@ -303,20 +335,21 @@ def test_the_aligner_names_what_cannot_be_aligned_and_goes_on(model, tmp_path) -
         (np.zeros(9), None, "yes"),
         (np.zeros(9), RATE + 0.5, "yes"),
         (np.zeros((900, 2)), RATE, "yes"),
+        (np.zeros(900, bool), RATE, "yes"),
         (path, None, None),
         (path, None, "unheard of"),
         (np.zeros(9000), float(RATE), "yes"),
     ]
     found = list(aligner.align_many(items))
-    assert [one.ok for one in found] == [True] + [False] * 8 + [True, True]
+    assert [one.ok for one in found] == [True] + [False] * 9 + [True, True]
     reasons = (
         *("no path through", "no such file", "the text has no words", "no path", "sample_rate = None"),
         *("sample_rate = 8000.5", r"[900, 2] and dtype float64; expected samples [L] or [channels, L]"),
-        "the text has no words",
+        *("dtype bool; expected", "the text has no words"),
     )
-    for one, reason in zip(found[1:9], reasons, strict=True):
+    for one, reason in zip(found[1:10], reasons, strict=True):
         assert reason in one.reason and not one.words
     assert found[2].utterance == "u3"
-    assert [word.label for word in found[9].words] == ["unheard", "of"]
+    assert [word.label for word in found[10].words] == ["unheard", "of"]
     assert not aligner.align(path, None, "yes no " * 60).ok
     assert aligner.align(path, None, "yes no " * 60, tolerant=True).ok

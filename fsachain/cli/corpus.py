@@ -33,7 +33,7 @@ from fsachain.cli.resources import Resources, with_resources
 from fsachain.cli.run import Run, perform
 from fsachain.data.audio import Recording, audio_identity
 from fsachain.data.kaldi_dir import DataDir
-from fsachain.data.utterance import Fault, Utterance, is_command
+from fsachain.data.utterance import Fault, Utterance
 from fsachain.decode.align import Alignment
 from fsachain.decode.ctm import CtmEntry, textgrid_name, write_ctm, write_textgrid
 from fsachain.errors import ConfigError, DataError, LeftOutError, counted, require
@@ -146,10 +146,8 @@ def of_data(data: DataDir) -> list[Part]:
     """The utterances of a data directory; TextGrids go into a folder for each speaker."""
     parts = []
     for one in data:
-        if one.audio is None or one.audio_part is not None or is_command(one.audio):
-            raise DataError(
-                f"utterance {one.id!r}: {one.audio} is no file of its own; expected recordings as files"
-            )
+        if one.audio is None or one.audio_part is not None:
+            raise DataError(f"utterance {one.id!r} has no recording in a file of its own; expected one")
         whole = one.start == 0.0 and one.end is None
         name = one.id if whole else Path(one.audio).stem
         speaker, own = (textgrid_name(part).removesuffix(".TextGrid") for part in (one.speaker, name))
