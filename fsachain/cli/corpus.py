@@ -159,7 +159,7 @@ def of_data(data: DataDir) -> list[Part]:
 def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int, out: Path) -> list[Fault]:
     """Write a data directory; faults are utterances without words, or of recordings that cannot be read.
 
-    Recordings at another rate, or with several channels, are converted.
+    Recordings at another rate are converted.
     """
     soundfile = require("soundfile", extra="recipes")
     lines: dict[str, list[str]] = {"wav.scp": [], "segments": [], "text": [], "utt2spk": []}
@@ -172,8 +172,8 @@ def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int,
         if part.file not in recordings:
             try:
                 recording = Recording(part.file, sample_rate)
-                path, info = part.file.resolve(), soundfile.info(part.file)
-                if info.samplerate != sample_rate or info.channels != 1:
+                path = part.file.resolve()
+                if recording.native_rate != sample_rate:
                     path = converted / f"{textgrid_name(part.id).removesuffix('.TextGrid')}.flac"
                     if not path.is_file() or path.stat().st_mtime <= part.file.stat().st_mtime:
                         with (
