@@ -115,6 +115,12 @@ def test_a_training_is_not_mixed_with_another(fsachain, recorded):
     ):
         err = fsachain.ends(1, command).err
         assert "exp: holds a training with other options" in err and told in err
+    (recorded / "dev").mkdir()
+    (recorded / "dev/text").write_text("u1 no\n")
+    (recorded / "dev/wav.scp").write_text("u1 ../data/1.wav\n")
+    fsachain.ok("num-graphs dev dev.npz --lang lang --den den")
+    told = "utterance 'u1' is in the training and the development set with different words"
+    assert_one_line(fsachain(f"{first.replace('exp', 'new')} --dev dev dev.npz"), told)
     fsachain.ok(first)
     again = f"{first.replace('exp', 'new')} --set 'train.schedule={{decay: constant, warmup: 0}}'"
     fsachain.ok(again)
@@ -231,7 +237,9 @@ def test_faults_of_sums_stop_them_where_asked_and_are_all_there_is_where_nothing
     scores = files
     for step in ("objf out.scp ark:num.ark den.txt", "sum ark:num.ark out.scp"):
         status, out, err = fsachain(step)
-        assert status == 3 and f"{step.split()[0]}.faults.jsonl" in err and len(rows(out)) > 2
+        listed = Path(f"{step.split()[0]}.faults.jsonl")
+        assert status == 3 and listed.name in err and len(rows(out)) > 2
+        assert [json.loads(line)["id"] for line in listed.read_text().splitlines()] == ["d", "b"]
         outcome = fsachain(f"{step} --bad-data stop")
         assert_one_line(outcome, "1 fault, and --bad-data is stop; the first: has scores and no graph")
     np.savez("none.npz", x=scores["a"])
@@ -263,9 +271,10 @@ def test_graphs_of_an_archive_meet_their_own_scores_and_others_are_named(fsachai
     alone = ((NUMERATORS[n], scores[name][None]) for n, name in ((0, "a"), (2, "c")))
     expected = [float(forward_backward([graph], own).log_prob[0]) for graph, own in alone]
     assert [float(rows(out)[name][1]) for name in "ac"] == pytest.approx(expected, rel=tolerances.SIX_DIGITS)
-    np.savez("wrong.npz", a=scores["a"], c=scores["c"][:, :5], d=scores["d"][0])
-    wanted = "expected floating-point numbers [frames, pdfs]"
-    assert_one_line(fsachain("sum num.ark wrong.npz"), f"scores of 'd' are float32 [9]; {wanted}")
+    for d, what in ((scores["d"][0], "float32 [9]"), (scores["d"].astype(int), "int64 [5, 9]")):
+        np.savez("wrong.npz", a=scores["a"], c=scores["c"][:, :5], d=d)
+        wanted = f"scores of 'd' are {what}; expected floating-point numbers [frames, pdfs]"
+        assert_one_line(fsachain("sum num.ark wrong.npz"), wanted)
     np.savez("wrong.npz", a=scores["a"], c=scores["c"][:, :5])
     outcome = fsachain("sum num.ark wrong.npz")
     assert_one_line(outcome, "scores of 'c' have 5 columns; expected 9 as those of 'a'")

@@ -281,6 +281,9 @@ def test_stars_of_frames_train_alike_from_graphs_from_tables_and_from_transcript
     assert found[1] == found[0] == found[2]
 
 
+HALVES = ((0.0, 0.5, "N"), (0.5, 0.52, "OW"))
+
+
 def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fsachain, trained):
     graphs = "--lang lang --den den"
     numerators = f"num-graphs data forgiving.npz {graphs}"
@@ -326,6 +329,18 @@ def test_a_configuration_forgives_and_suspicious_words_are_listed_worst_first(fs
         assert float(probability) == pytest.approx(expected[name].said[int(place) - 1], abs=1e-4)
     (trained / "data" / "text").write_text(TEXT.replace("u2 no", "u2 maybe"))
     assert "word 'maybe'" in fsachain.ends(3, suspicious).out
+
+
+def test_times_up_to_the_end_of_the_last_output_frame_supervise_slow_copies_and_tie_a_tree(
+    fsachain, recorded
+):
+    """A recording has 100 frames, its 34 output frames end at 102; by a configuration that says nothing of features."""
+    times = (f"u{n} 1 {start} {seconds} {phone}\n" for n in range(1, 6) for start, seconds, phone in HALVES)
+    (recorded / "phones.ctm").write_text("".join(times))
+    speeds = "--set perturbation.speeds=[0.5,1.0]"
+    told = fsachain.ok(f"supervise data phones.ctm chunks.npz --lang lang --den den {speeds}").out
+    assert "5 utterances supervised" in told
+    fsachain.ok("tie-tree data phones.ctm tied --lang lang --num-pdfs 8")
 
 
 def test_a_keyword_is_looked_for_in_a_data_directory(fsachain, trained):
