@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
-LARGEST = sys.float_info.max
 _warned_under: dict[str, object] = {}  # the filters of the first warning of each kind
 
 
@@ -115,14 +114,6 @@ def integer(
         return operator.index(value)
     except TypeError:
         raise error(f"{name} = {value!r}; expected {expected}") from None
-
-
-def is_between(low: float, value: Any, high: float) -> bool:
-    """Whether low <= value <= high; not what cannot be compared, such as the text that YAML makes of 1e-5."""
-    try:
-        return bool(low <= value <= high)
-    except TypeError:
-        return False
 
 
 def warn(message: str, category: type[Warning]) -> None:

@@ -7,7 +7,6 @@ convention (label = pdf + 1, cost = -log_prob) is that of the text and binary fi
 from __future__ import annotations
 
 import math
-import operator
 import os
 from array import array
 from collections.abc import Callable, Iterable
@@ -95,7 +94,7 @@ class Fsa:
 
     def __post_init__(self) -> None:
         for name in ("num_states", "start"):
-            object.__setattr__(self, name, _index(getattr(self, name), name))
+            object.__setattr__(self, name, integer(name, getattr(self, name), GraphError))
         if self.num_states < 1:
             raise GraphError(f"num_states = {self.num_states}: an acceptor needs at least one state")
         if not 0 <= self.start < self.num_states:
@@ -267,13 +266,6 @@ def restricted(fsa: Fsa, keep: npt.NDArray[np.bool_], final_log_prob: Floats, st
     arcs = (fsa.log_prob > -math.inf) & keep[fsa.src] & keep[fsa.dst]
     src, dst, pdf = new[fsa.src[arcs]], new[fsa.dst[arcs]], fsa.pdf[arcs]
     return Fsa(int(keep.sum()), src, dst, pdf, fsa.log_prob[arcs], final_log_prob[keep], int(new[start]))
-
-
-def _index(value: Any, name: str) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise GraphError(f"{name} = {value!r}: expected an integer") from None
 
 
 def _integers(values: npt.ArrayLike, name: str, length: int) -> Ints:

@@ -60,8 +60,6 @@ def arcs_of(**changed):
         ({"num_states": 0, "final_log_prob": []}, "num_states = 0: an acceptor needs at least one state"),
         ({"num_states": -3}, "num_states = -3"),
         ({"start": 2}, r"start = 2: expected a state in \[0, 2\)"),
-        ({"start": 0.5}, "start = 0.5: expected an integer"),
-        ({"num_states": [2]}, r"num_states = \[2\]: expected an integer"),
         ({"final_log_prob": [False, True]}, "final_log_prob has dtype bool: expected log-probabilities, 0 for a prob"),
         ({"log_prob": ONES}, r"log_prob wants a gradient, .* log_prob.detach\(\), .* arc_log_probs of total_log_prob"),
         ({"start": -1}, r"start = -1: expected a state in \[0, 2\)"),
@@ -198,7 +196,6 @@ def weighted(arc_log_probs):
         (lambda: BATCH.to("cuda:99"), BackendUnavailable, "backend 'cuda' on device 99: "),
         (lambda: forward_backward(BATCH, SCORES, leaky_hmm_coefficient=0.1), ConfigError, NO_LEAK),
         (lambda: total_log_prob(BATCH, TENSOR, leaky_hmm_coefficient=0.1), ConfigError, NO_LEAK),
-        (lambda: forward_backward(BATCH, SCORES, memory_budget="1e9"), ConfigError, "memory_budget = '1e9'; expected bytes"),
         (lambda: forward_backward(BATCH, SCORES).arc_occupancy(2), IndexError, "n = 2; expected a sequence .*, 0 to 1"),
         (lambda: total_log_prob(BATCH, SCORES), ShapeError, "scores is a ndarray; expected a torch tensor"),
         (lambda: weighted(np.zeros(80)), ShapeError, "arc_log_probs is a ndarray; expected a torch tensor"),
@@ -309,7 +306,12 @@ NUMBERS = {
 @pytest.mark.parametrize("value", ["0.1", [0.1]])
 @pytest.mark.parametrize("name", NUMBERS)
 def test_what_is_no_number_is_refused_by_name(name, value):
-    refuses(ConfigError, f"{name} = {re.escape(repr(value))}; expected a number$", NUMBERS[name], value)
+    refuses(
+        ConfigError,
+        f"{name} = {re.escape(repr(value))}; expected (a number|an integer)$",
+        NUMBERS[name],
+        value,
+    )
 
 
 @pytest.mark.parametrize("blank", ["0", 0.5, None])

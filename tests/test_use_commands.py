@@ -9,16 +9,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import soundfile
+import tolerances
 import torch
 from cli_fixtures import ARPA, assert_one_line, save_untrained
 from refusals import refuses
 
 from fsachain import Aligner
-from fsachain.cli.decoding import DecodingGraphs, Recogniser
+from fsachain.cli import decoding
+from fsachain.cli.decoding import DecodingGraphs, Recogniser, network_outputs
 from fsachain.cli.model import AcousticModel, lang_of
 from fsachain.cli.resources import Resources
+from fsachain.data import DataDir
 from fsachain.decode.ctm import read_ctm
 from fsachain.decode.lattices import as_transducer
+from fsachain.decode.rescore import RescoringConfig, WordSequence, sums_over_paths
 from fsachain.decode.times import BoundaryModel
 from fsachain.errors import ConfigError, counted
 from fsachain.graph.grammar import grammar_from_arpa
@@ -36,6 +40,7 @@ SETTINGS = {
 
 
 MODEL = "model/model.safetensors"
+SPEEDS = {"speeds": (0.9, 1.0)}
 
 
 @pytest.fixture
@@ -148,6 +153,11 @@ def test_rescoring_the_lattices_of_decode_is_rescoring_a_search(fsachain, model,
         assert (tmp_path / "kept" / name).read_text() == (tmp_path / "anew" / name).read_text()
     heard = fsachain(f"transcribe {MODEL} said/a.wav --format text --open-vocabulary {given}").out.split()
     assert heard == (decoded / "hyp.txt").read_text().split()
+    save_untrained(
+        tmp_path / "sums" / "sums.safetensors", tmp_path / "lang", {**SETTINGS, "rescoring": SPEEDS}
+    )
+    refused = fsachain(f"rescore sums/sums.safetensors said words.arpa kept {search}")
+    assert_one_line(refused, "rescoring.speeds = [0.9, 1]: expected [] where")
     wider = {**SETTINGS, "network": {**SETTINGS["network"], "channels": 16}}
     save_untrained(tmp_path / "wider" / "wider.safetensors", tmp_path / "lang", wider)
     for other, what in (
@@ -180,6 +190,36 @@ def test_rescoring_the_lattices_of_decode_is_rescoring_a_search(fsachain, model,
     (decoded / "weights.json").unlink()
     failed = fsachain(f"{rescore} kept {search} --lattices decoded")
     assert failed.status == 1 and "no weights.json" in failed.err
+
+
+def test_sums_over_paths_are_the_mean_over_all_speeds(model, tmp_path):
+    said_by_noise(tmp_path / "said")
+    data, found = DataDir.read(tmp_path / "said"), AcousticModel.load(model)
+    own = replace(
+        found, experiment=replace(found.experiment, rescoring=RescoringConfig(speeds=SPEEDS["speeds"]))
+    )
+    sequences = [("yes",), ("no", "yes"), ("yes",) * 99]
+    lists = {"a": [WordSequence(words, 0.0) for words in sequences]}
+    sums = Recogniser(own, DecodingGraphs(own.lang, None), Resources())._path_sums(data, lists)
+    scores = [network_outputs(own, data, Resources(), speed=speed)[1]["a"] for speed in SPEEDS["speeds"]]
+    each = [sums_over_paths(sequences, one, own.lang.lexicon, own.lang.tree) for one in scores]
+    assert len(scores[0]) > len(scores[1]) and sums["a"][2] == -np.inf
+    np.testing.assert_allclose(sums["a"], np.mean(each, axis=0), rtol=tolerances.FLOAT32_ROUNDING)
+
+
+@pytest.mark.parametrize("weights", [[0.5, 1.0], [0.0]])
+def test_a_tuning_that_does_not_settle_takes_the_best_point_that_was_searched(
+    fsachain, built, monkeypatch, weights
+):
+    """With weight 0 the search sees no grammar and ends at once."""
+    save_untrained(built / MODEL, built / "lang", {**SETTINGS, "decoding": {"lm_weights": weights}})
+    said_by_noise(built / "said")
+    monkeypatch.setattr(decoding, "MOST_SEARCHES", 1)
+    fsachain.ok(f"decode {MODEL} said out --dev said --lattices kaldi")
+    best = json.loads((built / "out" / "tuning.json").read_text())["best"]
+    scored = json.loads((built / "out" / "dev" / "wer.json").read_text())["total"]
+    assert best["errors"] == scored["errors"] and best["lm_weight"] == weights[0]
+    assert best["word_insertion_penalty"] == (0.0 if weights[0] else 0.5)
 
 
 def words_of(line):

@@ -6,7 +6,6 @@ knows about the kinds of arrays, and in `cuda` about devices.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, Literal

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, DataError, ShapeError, check_finite
+from fsachain.errors import ConfigError, DataError, ShapeError, check_finite, integer
 from fsachain.fsa import Floats, Fsa
 from fsachain.graph.ctc import CtcTopology, check_topology, differs_from_previous, target_graph
 from fsachain.graph.forgive import NOTHING, Forgiveness

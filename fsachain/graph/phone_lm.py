@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, GraphError, as_number
+from fsachain.errors import ConfigError, GraphError, integer
 from fsachain.files import without_collector
 from fsachain.fsa import Fsa, Ints
 
@@ -56,11 +56,11 @@ def estimate_phone_lm(
         ConfigError: an order or number of states out of range.
         GraphError: no phone at all, or something other than a phone id >= 1 in a sentence.
     """
-    if as_number("ngram_order", ngram_order) < 2:
+    if integer("ngram_order", ngram_order) < 2:
         raise ConfigError(f"ngram_order = {ngram_order}: expected at least 2 (one phone of history)")
-    if as_number("no_prune_ngram_order", no_prune_ngram_order) < 1:
+    if integer("no_prune_ngram_order", no_prune_ngram_order) < 1:
         raise ConfigError(f"no_prune_ngram_order = {no_prune_ngram_order}: expected at least 1")
-    if as_number("num_extra_lm_states", num_extra_lm_states) < 0:
+    if integer("num_extra_lm_states", num_extra_lm_states) < 0:
         raise ConfigError(f"num_extra_lm_states = {num_extra_lm_states}: expected at least 0")
     estimator = _Estimator(ngram_order, no_prune_ngram_order)
     text, starts = array("q"), array("q")

@@ -17,7 +17,15 @@ from torch import Tensor
 
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.grid_call import Placed
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, as_number, check_finite, warn_once
+from fsachain.errors import (
+    BackendUnavailable,
+    ConfigError,
+    ShapeError,
+    as_number,
+    check_finite,
+    integer,
+    warn_once,
+)
 from fsachain.grid import TOPOLOGIES, Ints, Rows
 from fsachain.loss.autograd import as_tensor
 
@@ -120,8 +128,10 @@ def _integers(values: Any, name: str, device: torch.device) -> Tensor:
 
 def class_index(value: int, width: int, name: str) -> int:
     """A class counted from 0; negative ones count from the end, as torchaudio's blank -1."""
-    if not (hasattr(value, "__index__") and -width <= value < width):
-        raise ConfigError(f"{name} = {value!r}; expected a class of {width}, or one counted from the end")
+    expected = f"a class of {width}, or one counted from the end"
+    value = integer(name, value, expected=expected)
+    if not -width <= value < width:
+        raise ConfigError(f"{name} = {value}; expected {expected}")
     return value % width
 
 

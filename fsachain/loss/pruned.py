@@ -18,7 +18,7 @@ from fsachain.backends import arrays
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.dispatch import BackendName
-from fsachain.errors import ConfigError, ShapeError, check_finite
+from fsachain.errors import ConfigError, ShapeError, check_finite, integer
 from fsachain.grid import TOPOLOGIES, RnntType
 from fsachain.loss import arguments
 from fsachain.loss.arguments import (
