@@ -45,7 +45,8 @@ from fsachain.plot import (
     save_figure,
     spectrogram,
 )
-from fsachain.plot.graph import THINNEST, WIDEST
+from fsachain.plot.graph import ROW_WIDTH, THINNEST, WIDEST, lay_out
+from fsachain.plot.occupancy import MARKED
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -102,6 +103,9 @@ def test_the_third_panel_is_the_difference_of_the_first_two(acoustic):
     np.testing.assert_allclose(num - den, gradient, atol=tolerances.FLOAT64)
     np.testing.assert_allclose(num.sum(axis=1), 1.0, atol=tolerances.ROW_SUM)
     assert np.abs(gradient).max() > 0.05  # so that the test is about something
+    for kind, sign in (("raise", 1), ("lower", -1)):
+        hatched = sum(box.get_width() for box in figure.axes[2].patches if box.get_gid() == kind)
+        assert hatched == np.sum(sign * gradient > MARKED * np.abs(gradient).max()) > 0
 
 
 def test_phones_are_the_sums_of_their_pdfs(acoustic):
@@ -205,6 +209,9 @@ def test_bars_are_the_shares_of_the_kinds_of_errors():
     bars = {group.get_label(): group for group in axes.containers if getattr(group, "orientation", None)}
     for kind, expected in (("substitutions", [100 / 6, 0]), ("insertions", [100 / 6, 50])):
         assert [bar.get_width() for bar in bars[kind]] == pytest.approx(expected)
+    before, ends = bars["substitutions"], [bar.get_x() for bar in bars["insertions"]]
+    widths = zip(before, bars["deletions"], strict=True)
+    assert ends == pytest.approx([one.get_width() + other.get_width() for one, other in widths])
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")  # no font has a picture of a control character
@@ -263,6 +270,20 @@ def test_every_state_arc_symbol_and_weight_is_drawn():
     # The final one has two.
     assert {state: len(circles) for state, circles in drawn.items()} == {0: 1, 1: 1, 2: 2}
     assert {"a / -0.1", "b / -0.5", "c / -1.5", "d / -2", "0", "1", "2\n-0.7"} <= set(texts(figure))
+
+
+def test_arcs_lead_from_state_to_state_and_what_is_not_connected_stands_apart_in_rows():
+    ends = [*((2 * n, 2 * n + 1) for n in range(20)), (40, 40)]
+    layout = lay_out([0.4] * 41, ends, [(0.6, 0.2)] * 21)
+    for (src, dst), edge in zip(ends, layout.edges, strict=True):
+        reach = np.linalg.norm([edge.curve[0] - layout.nodes[src], edge.tip - layout.nodes[dst]], axis=1)
+        assert reach == pytest.approx(0.2, abs=0.03)
+    for places, box in ((layout.nodes, (0.4, 0.4)), (np.array([e.label for e in layout.edges]), (0.6, 0.2))):
+        gaps = np.abs(places[:, None] - places) - box
+        assert np.sum(gaps.max(axis=2) < -0.01) == len(places), "none but itself is in its place"
+        assert (places - np.divide(box, 2) > -0.01).all()
+        assert (places + np.divide(box, 2) < np.add(layout.size, 0.01)).all()
+    assert 0.5 * ROW_WIDTH < layout.size[0] <= ROW_WIDTH
 
 
 def test_widths_follow_the_occupancy_and_unused_arcs_are_dashed():

@@ -155,6 +155,16 @@ def test_tables_have_the_numbers_of_the_files(exp):
     assert [cell.text for cell in tables["config"].rows[0]] == ["train.note", "value"]
 
 
+def test_a_second_pass_has_graphs_and_data_of_the_first_and_the_configuration_of_its_training(exp, tmp_path):
+    (tmp_path / "second").mkdir()
+    log = JsonLinesLog(tmp_path / "second" / "stages.jsonl")
+    log.write("run", stages=["train", "report"], first=str(exp), config={"train": {"seed": 5}})
+    log.write("run", stages=["report"], first=str(exp), config={"train": {"seed": 6}})
+    found = collect(Layout.find(tmp_path / "second"))
+    assert found.layout.graphs == exp / "graphs" and found.sizes[0].name == "train"
+    assert found.config == {"train": {"seed": 5}}
+
+
 # By file its section, and how one gets it.
 MISSING = {
     "decode/hyp.txt": ("errors", "fsachain decode"),
