@@ -272,8 +272,9 @@ def test_shapes_lengths_and_targets_that_cannot_be_are_named(change, message, wa
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"blank": 0.0}, "blank = 0.0; expected a class of 5"),
         ({"blank": 5}, "blank = 5; expected a class of 5, or one counted from the end"),
+        # One that is equal to 0, but no integer, must not be found in its place by calls to come.
+        *[({"blank": blank}, f"blank = {blank}; expected a class of 5") for blank in (0.0, 0.5, None)],
         ({"reduction": "avg"}, r"reduction = 'avg'; expected one of \['none', 'mean', 'sum'\]"),
         ({"rnnt_type": "strict"}, "rnnt_type = 'strict'; expected one of"),
         ({"fastemit_lambda": -0.1}, "fastemit_lambda = -0.1; expected a finite number >= 0"),

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import refuses
 from rnnt_inputs import (
     BLANK,
     close,
@@ -103,3 +104,36 @@ def test_clamp_limits_entries_of_blanks_and_durations_too(kind):
 def test_a_target_that_is_the_blank_has_no_factorised_probability():
     with pytest.raises(ConfigError, match=r"targets\[0, 0\] = 4 is the blank"):
         hat_lattice(make_logits(), torch.full((4, 5), BLANK), FRAMES, LABELS, BLANK)
+
+
+@pytest.mark.parametrize(
+    ("loss", "own", "message"),
+    [
+        *[
+            (
+                tdt_loss,
+                given,
+                r"durations = .*; expected different whole numbers of frames, each 0 or more",
+            )
+            for given in ([1.5, 4], [1, 1], [-1, 1], [])
+        ],
+        (
+            multi_blank_loss,
+            {2: 2.5},
+            "big_blanks = 2.5; expected different whole numbers of frames, each 2 or more",
+        ),
+        (
+            multi_blank_loss,
+            {0: 2},
+            "big_blanks = {0: 2}; expected different classes, none of them the blank, 0",
+        ),
+        (multi_blank_loss, {4: 2, -1: 3}, "expected different classes"),
+        (
+            multi_blank_loss,
+            [2, 4],
+            r"big_blanks = \[2, 4\]; expected the frames of each class, such as {3: 2}",
+        ),
+    ],
+)
+def test_durations_and_big_blanks_that_cannot_be_are_named(loss, own, message):
+    refuses(ConfigError, message, loss, torch.zeros(1, 3, 2, 5), [[1]], [3], [1], own, blank=0)

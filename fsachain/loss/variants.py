@@ -5,14 +5,14 @@ All are `rnnt` with other arcs, and for HAT and TDT with rows of two factors, (2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fsachain.backends.dispatch import BackendName
-from fsachain.errors import ConfigError, check_finite
+from fsachain.errors import ConfigError, check_finite, integer
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import arguments
 from fsachain.loss.rnnt import RnntCall, TransducerLattice, lattice_of, rnnt_call, rnnt_losses
@@ -195,9 +195,18 @@ def multi_blank_loss(
     """
     arguments.check_logits(logits, "logits", *_EITHER)
     width = logits.shape[-1]
+    if not isinstance(big_blanks, Mapping):
+        raise ConfigError(
+            f"big_blanks = {big_blanks!r}; expected the frames of each class, such as {{{width - 2}: 2}}"
+        )
     frames = _check_durations(big_blanks.values(), 2, "big_blanks")
     own = [arguments.class_index(index, width, "big_blanks") for index in big_blanks]
-    classes = [arguments.class_index(blank, width, "blank"), -1, *own]
+    blank = arguments.class_index(blank, width, "blank")
+    if len({blank, *own}) <= len(own):
+        raise ConfigError(
+            f"big_blanks = {big_blanks}; expected different classes, none of them the blank, {blank}"
+        )
+    classes = [blank, -1, *own]
     arcs = *REGULAR, *(BLANK._replace(frames=count) for count in frames)
     given = arguments.given(logits, targets, logit_lengths, target_lengths)
     sigma = check_finite("sigma", sigma)
@@ -206,7 +215,8 @@ def multi_blank_loss(
 
 
 def _check_durations(durations: Any, least: int, name: str) -> list[int]:
-    found = [int(frames) for frames in durations]
+    expected = f"different whole numbers of frames, each {least} or more"
+    found = [integer(name, frames, expected=expected) for frames in durations]
     if not found or min(found) < least or len(set(found)) != len(found):
-        raise ConfigError(f"{name} = {found}; expected different numbers of frames, each {least} or more")
+        raise ConfigError(f"{name} = {found}; expected {expected}")
     return found
