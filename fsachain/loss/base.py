@@ -384,7 +384,7 @@ def _warn_of_no_branch(xent_regularize: float) -> None:
 
 
 def _warn_of_no_log_probs(xent_objf: Tensor, weight: Tensor) -> None:
-    if torch.compiler.is_compiling() or is_watched() or not xent_objf.is_cpu:
+    if torch.compiler.is_compiling() or is_watched() or arrays.home_of(xent_objf) != "cpu":
         return
     value = xent_objf.item()
     if value > 1e-3 * weight.item():  # and not what rounding leaves of probabilities of one
