@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fcntl
 import gc
@@ -214,6 +215,18 @@ def text_lines(
         if isinstance(reason, error):
             raise
         raise error(str(reason)) from reason
+
+
+def said_words(path: str | os.PathLike[str]) -> list[str]:
+    """The words of a transcript that is a file of its own, as editors save it: UTF-8 or, with a byte order mark, UTF-16."""
+    try:
+        data = Path(path).read_bytes()
+        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            data = data.decode("utf-16").encode()
+    except (OSError, UnicodeError) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    lines = data.removeprefix(codecs.BOM_UTF8).splitlines()
+    return [word for n, line in enumerate(lines, 1) for word in line_text(line, f"{path}:{n}").split()]
 
 
 # Arrays from untrusted npz files: no pickles, and no more memory than the file can account for.

@@ -10,7 +10,9 @@ from cli_fixtures import assert_one_line
 from praatio import textgrid
 from test_use_commands import model, record  # noqa: F401 (a fixture)
 
+from fsachain.cli.config import Experiment
 from fsachain.cli.corpus import Part, find_parts, in_words_of, write_data
+from fsachain.data.audio import Recording
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.decode.ctm import read_ctm
 from fsachain.graph.lexicon import Lexicon
@@ -101,6 +103,9 @@ def test_a_corpus_without_a_model_trains_its_own(fsachain, corpus, tmp_path):
     out = tmp_path / "out"
     assert "5 utterances aligned" in fsachain.ends(3, f"align-corpus {corpus} {out}", *settings).out
     assert (out / "second" / "model" / "model.safetensors").is_file()
+    kept = Experiment.read(out / "model" / "config.yaml")
+    options = kept.phone_lm.ngram_order, kept.loss.leaky_hmm_coefficient, kept.network["channels"]
+    assert options == (2, 0.1, 8)
     rows = rows_of(out)
     assert {row["utterance"] for row in rows} == set(EXPECTED)
     assert {phone["label"] for row in rows for phone in row["phones"]} <= {"SIL", *"yesnouhard"}
@@ -128,8 +133,30 @@ def test_stretches_late_in_a_recording_keep_their_times(tmp_path):
 def test_words_take_the_form_that_the_lexicon_has():
     lexicon = Lexicon.from_entries([(word, 1.0, ["k"]) for word in ("OK", "don't", "Mr.")], silence=None)
     text = "Ok, «Don't» -- mr. Mr. 42!"
-    assert in_words_of(text, lexicon) == ["OK", "don't", "mr", "Mr.", "42"]
+    assert in_words_of(text, lexicon) == ["OK", "don't", "Mr.", "Mr.", "42"]
     assert in_words_of(text, None) == ["ok", "don't", "mr", "mr", "42"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_texts_are_read_as_editors_save_them(tmp_path, encoding):
+    record(tmp_path / "one.wav")
+    (tmp_path / "one.txt").write_bytes("yes \u00e9\u00e9n\r\nno\r\n".encode(encoding))
+    parts, faults = find_parts(tmp_path)
+    assert ([part.words for part in parts], faults) == ([("yes", "\u00e9\u00e9n", "no")], [])
+    (tmp_path / "one.txt").write_bytes("\u00e9\u00e9n".encode("latin-1"))
+    assert "one.txt:1: not a line of UTF-8 text" in find_parts(tmp_path)[1][0].reason
+
+
+def test_a_recording_of_a_lower_rate_has_the_samples_of_its_copy(tmp_path):
+    """What was trained on the copy meets the same silence in the bands that the recording lacks."""
+    record(tmp_path / "low.wav", 8000)
+    assert (
+        write_data([Part("low", "ann", ("yes",), str(tmp_path / "low.wav"))], None, 16000, tmp_path / "data")
+        == []
+    )
+    copy, rate = soundfile.read(next((tmp_path / "data").rglob("*.flac")), dtype="float32")
+    assert rate == 16000
+    np.testing.assert_array_equal(np.concatenate(list(Recording(tmp_path / "low.wav", 16000).blocks())), copy)
 
 
 def test_parts_of_a_folder_are_found_with_speakers(corpus):

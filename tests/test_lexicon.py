@@ -78,6 +78,23 @@ def test_an_unknown_word_is_refused_by_name_or_mapped_by_choice(tmp_path):
     assert mapped.pronunciations_of("coffee") == mapped.pronunciations_of("tea")
 
 
+def test_a_word_that_unicode_writes_in_two_ways_is_found_and_told():
+    """A letter with a mark is one character (NFC) or two (NFD), which look alike."""
+    composed, apart = "\u00e9\u00e9n", "e\u0301e\u0301n"
+    words = (composed, "\u00c4hre", "gro\u00df")
+    lexicon = Lexicon.from_entries([(word, 1.0, ["N"]) for word in words])
+    assert lexicon.known_form(apart) == lexicon.known_form(apart.upper() + "!") == composed
+    written = ("\u00c4HRE", "\u201egross\u201c", "GROSS", "een")
+    assert [lexicon.known_form(word) for word in written] == ["\u00c4hre", "gro\u00df", "gro\u00df", None]
+    refuses(
+        GraphError, r"another Unicode form .*: '\\xe9\\xe9n' for 'e\\u0301e\\u0301n'", lexicon.word_id, apart
+    )
+    for spelt in (composed, apart):
+        letters = Lexicon.characters([spelt])
+        assert letters.spelled(apart + "n") == letters.spelled(composed + "n")
+        assert len(letters.spelled(composed)) == len(spelt)
+
+
 def test_positions_mark_begin_inside_end_and_alone(tmp_path):
     lexicon = Lexicon.read(write(tmp_path, "a A\nat A T\ncat K A T\ncats K A T S\n")).with_positions()
     assert spelled(lexicon, "a") == [["A_S"]]
@@ -94,6 +111,7 @@ def test_positions_mark_begin_inside_end_and_alone(tmp_path):
         ("no 1.5 N OW\n", {"format": "lexiconp"}, r"lexicon.txt:1: .*'1.5'.*\(0, 1\]"),
         ("no 0.5 N OW\n", {}, "with probabilities is called lexiconp.txt"),
         ("no 1.0 0.5 0.9 1.1 N OW\n", {"format": "lexiconp"}, "phone '0.5' looks like a probability"),
+        ("no\t1.0\t0.5\t0.9\t1.1\tN OW\n", {}, "those of silence have to go"),
         ("no N OW\nknow N OW #1\n", {}, r"lexicon.txt:2: '#1' looks like a disambiguation symbol"),
         ("no N OW\n<eps> SIL\n", {}, r"lexicon.txt:2: '<eps>' stands for no word and no phone"),
         ("no N OW\nwell <eps> N\n", {}, r"lexicon.txt:2: '<eps>' stands for no word and no phone"),

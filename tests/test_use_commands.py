@@ -299,6 +299,20 @@ def test_align_long_tells_words_that_it_cannot_look_for(fsachain, model, tmp_pat
     assert "3 of 5 words are not in the lexicon; most often: maybe 2, soon 1\n" in told
 
 
+def test_align_long_tells_words_that_it_skips(fsachain, model, tmp_path):
+    (tmp_path / "text.txt").write_text("yes no " * 150)
+    record(tmp_path / "speech.wav", seconds=5.0)
+    told = fsachain.ok(f"align-long {MODEL} speech.wav text.txt out --coarse --tolerant").out
+    skipped = (tmp_path / "out" / "not_said.txt").read_text().splitlines()
+    assert (
+        f"{len(skipped)} of 300 words were not said: out/not_said.txt; text and recording hardly fit" in told
+    )
+    numbers = [int(line.split()[0]) for line in skipped]
+    assert skipped == [f"{n} {'no' if n % 2 == 0 else 'yes'}" for n in numbers]
+    kept = {entry.label for entry in read_ctm(tmp_path / "out" / "words.ctm")}
+    assert kept and len(read_ctm(tmp_path / "out" / "words.ctm")) >= 300 - len(skipped)
+
+
 def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, tmp_path):
     words = "yes no " * 5
     (tmp_path / "text.txt").write_text(words)
@@ -368,7 +382,7 @@ def test_the_aligner_names_what_cannot_be_aligned_and_goes_on(model, tmp_path) -
     path, aligner = record(tmp_path / "speech.wav"), Aligner.load(model)
     items = [
         (path, None, "yes no"),
-        (path, None, "yes no " * 60),
+        (path, None, "yes no " * 150),
         (tmp_path / "absent.wav", None, "yes", "u3"),
         (path, None, "..."),
         (np.zeros(9), RATE, "yes"),
@@ -391,5 +405,5 @@ def test_the_aligner_names_what_cannot_be_aligned_and_goes_on(model, tmp_path) -
         assert reason in one.reason and not one.words
     assert found[2].utterance == "u3"
     assert [word.label for word in found[10].words] == ["unheard", "of"]
-    assert not aligner.align(path, None, "yes no " * 60).ok
+    assert not aligner.align(path, None, "yes no " * 150).ok
     assert aligner.align(path, None, "yes no " * 60, tolerant=True).ok

@@ -40,14 +40,14 @@ from fsachain.decode.align import align as align_outputs
 from fsachain.decode.ctm import read_ctm, textgrid_name, write_ctm, write_textgrid
 from fsachain.decode.times import BOUNDARIES, LEAST_SECONDS, MOST_SECONDS, BoundaryModel, boundary_errors
 from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError, but_for, counted
-from fsachain.files import text_lines, write_text
+from fsachain.files import said_words, write_text
 from fsachain.fsa import Fsa
 from fsachain.graph.lexicon import Lexicon
 from fsachain.progress import counter
 
+NOT_SAID = "not_said.txt"
 Sounds = Mapping[str, Callable[[], Iterable[Any]]]  # what reads an utterance's samples [L], in blocks
 AT_ONCE = 256  # utterances of which outputs are held while boundaries are learned; so many have their features cached
-LONGEST_TEXT = 1 << 26  # bytes of a line: a text may be all in one
 WORST = 5  # words that the summary of align-long names
 Samples = NDArray[np.float32]
 WHOLE_SECONDS = 120.0  # longer recordings go through the network block by block
@@ -415,13 +415,14 @@ def align_long(
     In: MODEL, made by `fsachain train`; RECORDING, whatever soundfile reads; TEXT, its words in order, spelt as in the
     lexicon, separated by white space.
     Out: folder OUT with words.ctm and phones.ctm (recording channel start duration label, in seconds), fit.txt (start,
-    fit and label of each word), and boundaries.npz as of `align`. The fit is how far the word's scores are below the best
-    ones, per frame: where it is far below the others, recording and text differ.
+    fit and label of each word), not_said.txt where words are skipped (the number of each in TEXT, and the word), and
+    boundaries.npz as of `align`. The fit is how far the word's scores are below the best ones, per frame: where it is far
+    below the others, recording and text differ.
     Example: fsachain align-long model/model.safetensors audio/1.wav audio/1.txt long --lang lang
     """
     if not lookahead < window:
         raise click.UsageError(f"--lookahead {lookahead:g}: expected less than --window {window:g}")
-    fresh(out, "words.ctm", "phones.ctm", "fit.txt", BOUNDARIES)
+    fresh(out, "words.ctm", "phones.ctm", "fit.txt", NOT_SAID, BOUNDARIES)
     audio = Recording(recording, model.experiment.features.sample_rate)
     name, timing = utterance_name(recording), model.timing
     tolerance = (Tolerance() if tolerant else STRICT)._replace(other=filler_cost)
@@ -443,16 +444,20 @@ def align_long(
     write_text(out / "fit.txt", "".join(lines))
     if textgrid is not None:
         write_textgrid(textgrid, {"words": words, "phones": found.phones}, audio.seconds)
-    click.echo(
-        f"{audio.seconds:.1f} s, {counted(len(words), 'word')}, mean fit {np.mean(fits):.2f}; the worst:"
-    )
+    if found.skipped:
+        lines = [f"{position + 1} {said[position]}\n" for position in found.skipped]
+        write_text(out / NOT_SAID, "".join(lines))
+        warning = "; text and recording hardly fit" if 2 * len(lines) > len(said) else ""
+        click.echo(f"{len(lines)} of {counted(len(said), 'word')} were not said: {out / NOT_SAID}{warning}")
+    fit = f"mean fit {np.mean(fits):.2f}; the worst:" if words else "none of the text"
+    click.echo(f"{audio.seconds:.1f} s, {counted(len(words), 'word')}, {fit}")
     for index in np.argsort(fits, kind="stable")[:WORST].tolist():
         click.echo(f"  {words[index].start:10.2f} s  {fits[index]:8.2f}  {words[index].label}")
     click.echo(f"-> {out}")
 
 
 def read_words(path: Path) -> list[str]:
-    words = [word for _, line in text_lines(path, longest=LONGEST_TEXT) for word in line]
+    words = said_words(path)
     if not words:
         raise DataError(f"{path}: has no words; expected those of the recording")
     return words

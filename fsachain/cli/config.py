@@ -13,7 +13,7 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -546,8 +546,13 @@ def read_experiment(
     return Experiment.from_dict(sections, " ".join([*where, *(f"--set {setting}" for setting in settings)]))
 
 
-def _read_config(context: click.Context, _: click.Parameter, path: Path | None) -> Experiment:
-    """Of the options, else of the language folder; says where it comes from, and what differs from that of the folder."""
+def _read_config(
+    context: click.Context, _: click.Parameter, path: Path | None, *, otherwise: Experiment | None = None
+) -> Experiment:
+    """Of the options, else of the language folder; says where it comes from, and what differs from that of the folder.
+
+    Of a command without such a folder it is `otherwise` where there is no file.
+    """
     lang: Any = context.params.get("lang")  # read before
     settings = context.meta.get(_SETTINGS, ())
     if lang is None:
@@ -556,7 +561,7 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
         file = next((file for file in files if file.is_file()), None)
         if file is not None:
             click.echo(f"configuration: {file}")
-        return read_experiment(path or file, settings)
+        return read_experiment(path or file, settings, otherwise)
     kept: Experiment | None = lang.experiment
     found = read_experiment(path, settings, kept)
     file = f"{lang.folder / CONFIG}" if kept else "every option has its default"
@@ -577,25 +582,32 @@ def _read_config(context: click.Context, _: click.Parameter, path: Path | None) 
 
 
 _SETTINGS = f"{__name__}.settings"
-config_option = together(
-    option(
-        FILE,
-        "YAML file of the experiment; without it that of the language folder, see `fsachain config`.",
-        "--config",
-        "experiment",
-        callback=_read_config,
-    ),
-    option(
-        str,
-        "Change one option of the configuration; may be given several times.",
-        "--set",
-        multiple=True,
-        metavar="SECTION.OPTION=VALUE",
-        is_eager=True,  # read before --config
-        expose_value=False,
-        callback=lambda context, _, settings: context.meta.update({_SETTINGS: settings}),
-    ),
-)
+
+
+def config_options(otherwise: Experiment | None = None, told: str = "that of the language folder") -> Any:
+    """--config and --set; without --config the configuration is `otherwise`, which `told` describes."""
+    return together(
+        option(
+            FILE,
+            f"YAML file of the experiment; without it {told}, see `fsachain config`.",
+            "--config",
+            "experiment",
+            callback=partial(_read_config, otherwise=otherwise),
+        ),
+        option(
+            str,
+            "Change one option of the configuration; may be given several times.",
+            "--set",
+            multiple=True,
+            metavar="SECTION.OPTION=VALUE",
+            is_eager=True,  # read before --config
+            expose_value=False,
+            callback=lambda context, _, settings: context.meta.update({_SETTINGS: settings}),
+        ),
+    )
+
+
+config_option = config_options()
 
 
 # Every option of a configuration, from the docstrings of its dataclasses: `fsachain config`, docs/configuration.md.

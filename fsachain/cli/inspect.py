@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
-from unicodedata import normalize
 
 import click
 
@@ -19,6 +18,7 @@ from fsachain.decode.wer import score as score_words
 from fsachain.errors import DataError, GraphError, but_for, counted
 from fsachain.fsa import Fsa
 from fsachain.graph import algorithms
+from fsachain.graph.lexicon import folded
 from fsachain.graph.numerator import load_numerators
 from fsachain.graph.shards import SUFFIX, TableShards
 from fsachain.graph.supervision import holds_chunks, load_chunks
@@ -74,13 +74,9 @@ def score(
         report.write(out)
     click.echo(report.to_text(), nl=False)
     pairs = (pair for one in report.utterances for pair in one.alignment)
-    alike = sum(a != b and _letters(a) == _letters(b) for a, b in pairs)
+    alike = sum(a != b and folded(a) == folded(b) for a, b in pairs)
     if alike:
         click.echo(f"{counted(alike, 'wrong word')} differ in case or Unicode form (NFC, NFD) alone")
-
-
-def _letters(word: str) -> str:
-    return normalize("NFC", word).casefold()
 
 
 def compare(reference: Path, hypothesis: Path, speakers: Mapping[str, str] | None) -> WerReport:

@@ -32,6 +32,7 @@ RATES = (1_000, 768_000)  # Hz, lowest and highest: a header can claim any, and 
 _ADDRESS = re.compile(r"(.+):\d+", re.DOTALL)
 _CUT_SHORT = re.compile(r"^data : (\d+) \(should be (\d+)\)", re.MULTILINE)
 _STREAMED = 0x7F000000  # bytes that a header claims which was written before the length was known, or more
+_STEPS = 32768  # of a 16-bit file, from 0 to 1
 _HALF_WIDTH = 10  # of the resampling filter, in samples of the lower rate: that of scipy.signal.resample_poly
 _KAISER_BETA = 5.0
 
@@ -322,7 +323,8 @@ class Recording:
 class Resampler:
     """Polyphase resampling from `rate` to `wanted` Hz of a signal that comes in blocks.
 
-    Equal to `scipy.signal.resample_poly` of the whole signal, up to rounding.
+    Equal to `scipy.signal.resample_poly` of the whole signal, up to rounding to steps of 16 bits. Without these the bands
+    that a lower rate lacks would be silent as they are in no file, and networks have been trained on files.
     """
 
     def __init__(self, rate: int, wanted: int) -> None:
@@ -359,7 +361,8 @@ class Resampler:
 
         offset = self._first * self.up // self.down
         found = resample_poly(self._kept, self.up, self.down, window=self._filter)
-        outputs: NDArray[np.float32] = found[self._returned - offset : end - offset].astype(np.float32)
+        found = np.rint(found[self._returned - offset : end - offset] * _STEPS) / _STEPS
+        outputs: NDArray[np.float32] = found.astype(np.float32)
         self._returned = end
         needed = end * self.down // self.up - self._around
         keep_from = max(self._first, needed // self.down * self.down)

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,7 +20,6 @@ from operator import itemgetter
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
-from unicodedata import normalize
 
 import numpy as np
 
@@ -45,12 +45,17 @@ _HEAD: dict[str, type | tuple[type, ...]] = {
 }
 
 
-_MARKS = ".,;:!?\"'()[]{}<>-\u2013\u2014\u2018\u2019\u201c\u201d\u2026\u00ab\u00bb\u00bf\u00a1"
+_MARKS = ".,;:!?\"'()[]{}<>-\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2026\u2039\u203a\u00ab\u00bb\u00bf\u00a1"
 
 
 def bare(written: str) -> str:
     """A word without the punctuation around it; a word of marks alone is empty."""
     return written.strip(_MARKS)
+
+
+def folded(word: str) -> str:
+    """What words have in common that differ in case or in how Unicode writes a letter: `\u00e9`, or `e` and a mark."""
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", word).casefold())
 
 
 class Pronunciation(NamedTuple):
@@ -245,8 +250,8 @@ class Lexicon:
         if self.oov is None:
             where, known = "" if name is None else f"utterance {name!r}: ", self.known_form(word)
             like = "" if known is None else f", which has {known!r}"
-            if known is not None and normalize("NFC", known) == normalize("NFC", word):
-                like += ", the same letters in another Unicode form (NFC, NFD)"
+            if known is not None and len({unicodedata.normalize("NFC", one) for one in (known, word)}) == 1:
+                like += f", the same letters in another Unicode form (NFC, NFD): {known!a} for {word!a}"
             raise GraphError(
                 f"{where}word {word!r} is not among the {len(self.words)} words of the lexicon{like}; "
                 "add it, or choose a word that stands for unknown ones (lang.oov)"
@@ -258,18 +263,15 @@ class Lexicon:
         return word in self._word_ids
 
     def known_form(self, written: str) -> str | None:
-        """The word that is meant, if there is one.
+        """The word that is meant, if any: as written, in another case or form of Unicode, without punctuation around it."""
+        texts = (written, bare(written))
+        forms = (form for text in texts for form in (text, text.lower(), text.upper()))
+        found = next(filter(self.has, forms), None)
+        return found or next(filter(None, (self._by_folded.get(folded(text)) for text in texts)), None)
 
-        That is as written, in another case, without punctuation around it, or of the same letters in another Unicode form.
-        """
-        texts = (
-            [written]
-            if written.isascii()
-            else [written, normalize("NFC", written), normalize("NFD", written)]
-        )
-        bares = (form for text in texts for form in (text, bare(text)))
-        forms = (form for text in bares for form in (text, text.lower(), text.upper()))
-        return next(filter(self.has, forms), None)
+    @cached_property
+    def _by_folded(self) -> dict[str, str]:
+        return {folded(word): word for word in reversed(self.words)}  # the first of several
 
     def phone_id(self, phone: str) -> int:
         """Id of the phone called `phone`."""
@@ -286,13 +288,16 @@ class Lexicon:
         """The phones of a word that the lexicon lacks, by its characters; None where these are not its phones.
 
         Only where it spells its own words so: nine of ten are their characters, in lower case or as they stand. Characters
-        that are no phones, such as a hyphen, are left out.
+        that are no phones, such as a hyphen, are left out: of the cases and forms of Unicode that which leaves out fewest.
         """
         if not self.spells:
             return None
-        forms = (word, word.lower(), word.upper())
+        texts = (word, unicodedata.normalize("NFC", word), unicodedata.normalize("NFD", word), folded(word))
+        forms = [form for text in texts for form in (text, text.lower(), text.upper())]
         spellings = [tuple(self._phone_ids[c] for c in form if c in self._phone_ids) for form in forms]
-        return max(spellings, key=len) or None
+        return (
+            max(zip(spellings, forms, strict=True), key=lambda made: len(made[0]) - len(made[1]))[0] or None
+        )
 
     @cached_property
     def spells(self) -> bool:
@@ -411,9 +416,11 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
         if not phones:
             raise GraphError(f"{path}:{number}: word {word[:80]!r} has no phones")
         if len(phones) > 1 and "." in phones[0] and _probability(phones[0]):
+            silences = format == "lexiconp" or "." in phones[1]
             raise GraphError(
                 f"{path}:{number}: phone {phones[0][:80]!r} looks like a probability; a lexicon "
                 "with probabilities is called lexiconp.txt, and has one on each line"
+                + ("; those of silence have to go, see docs/training.md, Lexicon" if silences else "")
             )
         if marks := [phone for phone in phones if _DISAMBIGUATION.fullmatch(phone)]:
             raise GraphError(
