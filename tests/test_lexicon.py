@@ -122,6 +122,11 @@ def test_positions_mark_begin_inside_end_and_alone(tmp_path):
         ),
         ("\n\n", {}, "no entries"),
         ("no N OW\n", {"phones": ["SIL", "N"]}, "phone 'OW'"),
+        (
+            "no N OW\n",
+            {"phones": ["SIL", "N_B", "OW_E"]},
+            "'N', .* 'N_B': expected the lexicon with positions",
+        ),
         ("no N OW\n", {"phones": ["N", "OW"]}, "silence = 'SIL'"),
         ("no N OW\n", {"oov": "<unk>"}, "oov = '<unk>'"),
     ],

@@ -102,6 +102,13 @@ def test_transcripts_without_words_or_in_another_case_are_told(fsachain, model, 
     assert "most often: YES 1; the lexicon has 'yes' for 'YES'\n" in told
 
 
+def test_mending_names_words_that_it_cannot_keep(fsachain, model, tmp_path):
+    said_by_noise(tmp_path / "said")
+    told = fsachain.ok(f"mend {MODEL} said out").out
+    assert "transcripts: 3 of 3 words (100.0 %), 2 different ones, are not in the language model" in told
+    assert "most often: nobody 2, knows 1" in told
+
+
 def said_by_noise(folder):
     folder.mkdir()
     record(folder / "a.wav")

@@ -626,6 +626,7 @@ def mend(
             raise click.UsageError(f"--{option_name}: transcripts are mended with words of the lexicon alone")
     graphs, weights = DecodingGraphs.of(lang, **search)
     fresh(out, "text", "changes.txt", "patterns.txt")
+    graphs.tell_unknown(data, "transcripts")  # which cannot be kept
     options = model.experiment.decoding.search
     data, outputs = network_outputs(model, data, resources)
     wide = max(options.lattice_beam, MENDING_BEAM)

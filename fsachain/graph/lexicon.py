@@ -471,9 +471,12 @@ def _numbered(
         try:
             way = tuple(map(numbers.__getitem__, names)), prob, line
         except KeyError as error:
+            lacking = error.args[0][:80]
+            marked = [name for name in (f"{lacking}_{position}" for position in "BIES") if name in numbers]
+            hint = f", which have {marked[0]!r}: expected the lexicon with positions" if marked else ""
             raise GraphError(
-                f"{where(line)}word {word[:80]!r} uses the phone {error.args[0][:80]!r}, which is not among the "
-                f"{len(numbers)} phones"
+                f"{where(line)}word {word[:80]!r} uses the phone {lacking!r}, which is not among the "
+                f"{len(numbers)} phones{hint}"
             ) from None
         others = ways.get(word)
         if others is None:
