@@ -124,6 +124,14 @@ def test_score_says_how_many_words_are_wrong_by_how_they_are_written_alone(fsach
     assert "Unicode" not in fsachain.ok("score ref ref").out
 
 
+def test_lexica_that_say_one_thing_in_two_ways_are_told(fsachain, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("u1 n\u00e9 yes\nu2 ne\u0301\n")
+    assert "in two Unicode forms (NFC, NFD), such as 'n\u00e9'" in fsachain.ok("spell text spelled.txt").out
+    (tmp_path / "lexicon.txt").write_text("no N OW\n<sil> sil\n")
+    assert "'sil' is a phone beside the silence, 'SIL'" in fsachain.ok("lang lexicon.txt lang").out
+    assert "beside" not in fsachain.ok("lang lexicon.txt lang --set lang.silence=sil").out
+
+
 def test_score_prints_the_word_error_rate(fsachain, tmp_path: Path) -> None:
     (tmp_path / "ref").write_text("a one two\nb three\n")
     (tmp_path / "hyp").write_text("a one\nb three three\n")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import click
 
@@ -184,6 +186,12 @@ def lang(
     config = experiment.lang
     known = Lexicon.read(lexicon, silence=config.silence, silence_prob=config.silence_prob, oov=config.oov)
     phones, topology = known.phones, TOPOLOGIES[config.topology]()
+    for phone in phones:
+        if config.silence and phone != config.silence and phone.lower() == config.silence.lower():
+            click.echo(
+                f"{lexicon}: {phone!r} is a phone beside the silence, {config.silence!r}; if it is the silence, say "
+                f"lang.silence={phone}"
+            )
     made = Lang(known, ContextTree.monophone(phones, topology), experiment)
     alone = made.context_independent
     if config.context == "biphone":
@@ -220,6 +228,12 @@ def spell(
     Example: fsachain spell train/text spelled.txt
     """
     lexicon = Lexicon.characters(_usable(text, None, out, resources), silence=None)
+    forms = Counter(normalize("NFC", word) for word in lexicon.words)
+    word, most = forms.most_common(1)[0]
+    if most > 1:
+        click.echo(
+            f"words of the same letters stand there in two Unicode forms (NFC, NFD), such as {word!r}; expected one form"
+        )
     prob = ["1.0"] if "lexiconp" in out.name else []
     write_text(out, "".join(" ".join([word, *prob, *word]) + "\n" for word in lexicon.words))
     return f"{counted(len(lexicon.words), 'word')}, {counted(len(lexicon.phones), 'character')}"
