@@ -14,6 +14,9 @@ from hypothesis import strategies as st
 
 from fsachain.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from fsachain.cli.app import COMMANDS, app
+from fsachain.cli.resources import Resources
+from fsachain.data.features import FeatureConfig
+from fsachain.data.kaldi_dir import DataDir
 from fsachain.train.config import changes
 
 
@@ -130,6 +133,14 @@ def test_lexica_that_say_one_thing_in_two_ways_are_told(fsachain, tmp_path: Path
     (tmp_path / "lexicon.txt").write_text("no N OW\n<sil> sil\n")
     assert "'sil' is a phone beside the silence, 'SIL'" in fsachain.ok("lang lexicon.txt lang").out
     assert "beside" not in fsachain.ok("lang lexicon.txt lang --set lang.silence=sil").out
+
+
+def test_recordings_beside_a_training_on_stored_features_are_told(recorded: Path, capsys) -> None:
+    data = DataDir.read(recorded / "data")
+    Resources().load_usable(data, FeatureConfig(num_mel_bins=8))  # as fitted to a width alone
+    assert "5 of 5 utterances have no features in a feats.scp" in capsys.readouterr().out
+    Resources().load_usable(data, FeatureConfig(num_mel_bins=8, sample_rate=8000))
+    assert "feats.scp" not in capsys.readouterr().out
 
 
 def test_score_prints_the_word_error_rate(fsachain, tmp_path: Path) -> None:

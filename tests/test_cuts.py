@@ -271,13 +271,13 @@ def test_every_fault_of_a_manifest_is_named_and_the_others_are_read(corpus):
     data, faults = DataDir.check(path)
     assert [one.id for one in data] == ["good"]
     assert [(fault.id, fault.kind) for fault in faults] == [
+        *((f"{path}:{line}", "table") for line in (9, 10, 11)),
         ("without", "no transcript"),
         ("several", "no transcript"),
         ("silent", "no recording"),
         ("odd", "table"),
         ("broken", "table"),
         ("twice", "duplicate id"),
-        *((f"{path}:{line}", "table") for line in (9, 10, 11)),
     ]
 
 

@@ -16,7 +16,7 @@ from fsachain.cli.options import COUNT, OUT, Option, option, together, track
 from fsachain.data.audio import Perturbation
 from fsachain.data.cuts import holds_cuts
 from fsachain.data.dataset import Example, load_usable
-from fsachain.data.features import FeatureConfig
+from fsachain.data.features import FeatureConfig, has_stored
 from fsachain.data.kaldi_dir import DataDir
 from fsachain.data.utterance import Fault, told_left_out, write_faults
 from fsachain.data.workers import Workers
@@ -101,7 +101,16 @@ class Resources:
     def load_usable(
         self, data: DataDir, config: FeatureConfig, copies: Sequence[Perturbation] = (Perturbation(),)
     ) -> tuple[DataDir, list[list[Example]], list[Fault]]:
-        """As `load`, with the faults of the utterances that have no features, whatever `bad_data` says."""
+        """As `load`, with the faults of the utterances that have no features, whatever `bad_data` says.
+
+        A configuration with a width and no rate was fitted to features that came with the data (`FeatureConfig.fitted`).
+        """
+        computed = sum(not has_stored(one, config) for one in data)
+        if computed and config.kind != "archive" and config.num_mel_bins and not config.sample_rate:
+            click.echo(
+                f"{computed} of {counted(len(data), 'utterance')} have no features in a feats.scp, as the training set has: "
+                f"computed as {config.kind}, which has to be what these are"
+            )
         who: dict[str, Any] = {"num_workers": self.workers, "executor": self.executor}
         with counter("features") as update:
             return load_usable(data, config, copies, cache_dir=self.cache, progress=update, **who)
