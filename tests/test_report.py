@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import io
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import html5lib
 import numpy as np
 import pytest
+import soundfile
 from cli_fixtures import run_command
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 from fsachain.cli.record import record_run, recorded_stage
 from fsachain.cli.report import tensorboard
 from fsachain.errors import ConfigError, DataError
-from fsachain.report.collect import Layout, add_times, choose, collect, read_stages
+from fsachain.report.collect import Layout, add_times, choose, clip, collect, read_stages
 from fsachain.report.page import NOTHING, all_tables, render, write_report
 from fsachain.train.log import JsonLinesLog, read_log
 from tests import report_inputs
@@ -153,6 +155,10 @@ def test_tables_have_the_numbers_of_the_files(exp):
     assert [cell.key for cell in train[1:5]] == [3, 8, 3, 2]
     assert train[5].key == pytest.approx(3 * report_inputs.SECONDS)
     assert [cell.text for cell in tables["config"].rows[0]] == ["train.note", "value"]
+    names = report_inputs.Names()
+    assert [[cell.text for cell in row] for row in tables["excluded"].rows] == [
+        [names.utterances[0], names.error]
+    ]
 
 
 def test_a_second_pass_has_graphs_and_data_of_the_first_and_the_configuration_of_its_training(exp, tmp_path):
@@ -163,6 +169,18 @@ def test_a_second_pass_has_graphs_and_data_of_the_first_and_the_configuration_of
     found = collect(Layout.find(tmp_path / "second"))
     assert found.layout.graphs == exp / "graphs" and found.sizes[0].name == "train"
     assert found.config == {"train": {"seed": 5}}
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(8000, 8000), (44100, 16000)])
+def test_a_clip_is_the_first_half_minute_at_a_rate_that_pages_can_hold(rate, expected):
+    found = clip(report_inputs.tone(440.0, 31.0, rate).astype(np.float32), rate)
+    heard, at = soundfile.read(
+        io.BytesIO(base64.b64decode(found.uri.removeprefix("data:audio/flac;base64,")))
+    )
+    assert (at, len(heard), found.seconds, found.of_seconds) == (expected, 30 * expected, 30.0, 31.0)
+    inner = slice(100, -100)  # filters have ends
+    wanted = report_inputs.tone(440.0, 30.0, expected)[inner]
+    np.testing.assert_allclose(heard[inner], wanted, atol=0.002 * np.abs(wanted).max())
 
 
 # By file its section, and how one gets it.
