@@ -17,7 +17,7 @@ from refusals import refuses
 
 from fsachain import stream
 from fsachain.data.kaldi_examples import read_examples
-from fsachain.errors import DataError
+from fsachain.errors import DataError, GraphError
 from fsachain.fsa import Fsa, read_fsa
 from fsachain.graph.context import BiphoneCounts, ContextTree
 from fsachain.graph.lexicon import read_phones
@@ -25,7 +25,14 @@ from fsachain.graph.topology import HmmState, Topology
 from fsachain.kaldi.archive import read_table, read_value
 from fsachain.kaldi.examples import read_example
 from fsachain.kaldi.model import read_context_tree, read_topology, read_transition_model, read_tree
-from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector, write_matrices
+from fsachain.kaldi.values import (
+    read_alignment,
+    read_matrix,
+    read_num_rows,
+    read_posterior,
+    read_vector,
+    write_matrices,
+)
 from fsachain.openfst import read_fst, read_symbols
 from fsachain.stream import Cursor, open_file
 
@@ -101,6 +108,17 @@ def test_tree_and_model_of_different_directories_are_refused(shared):
     refuses(DataError, "do not belong together", read_context_tree, *files, phones)
     refuses(
         DataError, "9 phones; expected 20", read_context_tree, tiny / "tree", tiny / "0.trans_mdl", phones
+    )
+
+
+@pytest.mark.parametrize(("old", "new"), [("\n2 0 2 3", "\n2 0 16 3"), ("\n2 0 2 3", "\n2 0 2 17")])
+def test_a_model_whose_pdfs_are_of_other_phones_than_the_trees_is_refused(old, new, shared, tmp_path):
+    """First or further frames of phone 2 have a pdf of phone 9."""
+    folder = shared / "golden/kaldi/lm/lm1_tiny"
+    (tmp_path / "mdl").write_text((folder / "trans_mdl.txt").read_text().replace(old, new))
+    files = folder / "tree", tmp_path / "mdl", read_phones(folder / "phones.txt")
+    refuses(
+        DataError, "pdf 1[67] belongs to phone 2 in the model and not in the tree", read_context_tree, *files
     )
 
 
@@ -217,6 +235,30 @@ def test_merged_examples_come_apart_into_their_sequences(tmp_path):
     assert (first.numerator.pdf.tolist(), second.numerator.pdf.tolist()) == ([0], [3])
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            b"<FramesPerSeq> " + kb.i4(2),
+            b"<FramesPerSeq> " + kb.i4(3),
+            "1 sequences of 3 frames, but 2 indexes",
+        ),
+        (b"<LabelDim> " + kb.i4(4), b"<LabelDim> " + kb.i4(1), "pdf 1 in a supervision of 1 pdfs"),
+        (b"<DW> \1\2\0\0\0aa", b"<DW> \1\1\0\0\0a", "1 derivative weights for 2 frames"),
+        (b"\x7f" + kb.i4(0) + kb.i4(1) + kb.i4(0), b"\x7d", "step 125 of an index"),
+        (b"<NnetIo> input <I1V> " + kb.i4(2), b"<NnetIo> input <I1V> " + kb.i4(1), "found '"),
+    ],
+)
+def test_an_example_that_contradicts_itself_is_refused(old, new, message, tmp_path):
+    times, graph = [(0, 0, 0), (0, 1, 0)], kb.const_fst([[(2, 2, 0.0, 0)]], [0.0])
+    content = kb.chain_example(np.zeros((2, 1)), times, times, 1, graph, b"<DW> \1\2\0\0\0aa")
+    assert old in content
+    for name, data in (("sound", content), ("bad", content.replace(old, new, 1))):
+        (tmp_path / f"{name}.ark").write_bytes(b"a \0B" + data)
+    assert len(list(read_table(tmp_path / "sound.ark", read_example))) == 1
+    refuses(DataError, message, list, read_table(tmp_path / "bad.ark", read_example))
+
+
 def test_compressed_matrices_unpack_as_in_kaldi(tmp_path):
     path, methods = tmp_path / "c.ark", kaldi_native_io.CompressionMethod
     values = np.random.default_rng(1).normal(size=(40, 7)).astype(np.float32)
@@ -273,6 +315,26 @@ def test_our_archive_of_outputs_is_read_by_another_program(tmp_path):
     assert not list(tmp_path.glob("*.part"))
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "values", "message"),
+    [
+        ("out.scp", "b", np.eye(2), "expected a name that ends in .ark"),
+        ("o,t.ark", "b", np.eye(2), "without comma"),
+        ("out.ark", "b c", np.eye(2), "key 'b c': expected a name without white space"),
+        ("out.ark", "", np.eye(2), "key '': expected a name"),
+        ("out.ark", "b", np.zeros((2, 2, 2)), r"'b' has shape \[2, 2, 2\]"),
+        ("out.ark", "b", np.zeros((0, 2)), r"'b' has shape \[0, 2\]"),
+        ("out.ark", "b", np.array([[0.0, np.nan]]), "'b' has NaN or"),
+        ("out.ark", "b", np.array([[0.0, np.inf]]), "'b' has NaN or"),
+    ],
+)
+def test_outputs_that_no_archive_can_hold_are_refused_and_replace_none(name, key, values, message, tmp_path):
+    write_matrices(tmp_path / "out.ark", {"a": np.array([[-np.inf, 0.0]])})
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    refuses(DataError, message, write_matrices, tmp_path / name, {"a": np.eye(2), key: values})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+
+
 def test_an_archive_that_was_written_by_a_relative_path_is_found_from_any_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("train").mkdir()
@@ -296,6 +358,11 @@ def test_ranges_of_addresses_include_their_last_row(tmp_path):
         told = f"range {beyond} lies not in 0:3"
         refuses(DataError, told, read_value, f"{address}[{beyond}]", read_matrix)
     refuses(DataError, r"range 0:3 lies not in 0:2", read_value, f"{address}[:,0:3]", read_matrix)
+    (tmp_path / "text").write_text("a [ 1 2 ]\nb 1 2\nc [ 1 0.5 ]\n")
+    for place, read in ((2, read_vector), (12, read_alignment), (18, read_posterior)):
+        refuses(DataError, "a range of rows, but", read_value, f"{tmp_path / 'text'}:{place}[0:0]", read)
+    assert read_value(f"{tmp_path / 'text'}:12", read_alignment).tolist() == [1, 2]
+    refuses(DataError, "the file has 28 bytes", read_value, f"{tmp_path / 'text'}:29", read_alignment)
 
 
 def test_paths_in_an_scp_file_are_relative_to_it_and_commands_are_not_run(tmp_path):
@@ -315,6 +382,7 @@ def test_alignments_come_apart_into_phones(shared):
     plain = [loop[3], leave[3], leave[3], loop[1], loop[1], leave[1]]
     assert model.phones(reordered) == model.phones(plain) == [(3, 0, 2), (3, 2, 3), (1, 3, 6)]
     assert model.pdfs(reordered).tolist() == [4, 5, 4, 0, 1, 1]
+    assert model.phones([]) == []
     refuses(DataError, r"frame 1 has 19: expected a transition id of .*1 to 18", model.pdfs, [1, 19])
 
 
@@ -369,6 +437,41 @@ def test_a_topology_that_skips_states_is_read_with_its_probabilities(tmp_path):
     assert Topology.from_dict(json.loads(json.dumps(topology.to_dict()))) == topology
 
 
+TWO_PHONES = """<TransitionModel> <Topology> <TopologyEntry> <ForPhones> 1 2 </ForPhones>
+<State> 0 <PdfClass> 0 <Transition> 0 0.5 <Transition> 1 0.5 </State> <State> 1 </State> </TopologyEntry> </Topology>
+<Triples> 2 1 0 0 2 0 1 </Triples> <LogProbs> [ 0 -0.7 -0.7 -0.7 -0.7 ]
+</LogProbs> </TransitionModel> """
+OTHER_ENTRY = """</TopologyEntry> <TopologyEntry> <ForPhones> 2 </ForPhones>
+<State> 0 <PdfClass> 1 <Transition> 0 0.5 <Transition> 1 0.5 </State> <State> 1 </State> </TopologyEntry> """
+TWO_WAYS = """ 0.25 <Transition> 1 0.25 </State> <State> 1 </State> </TopologyEntry> </Topology>
+<Triples> 1 1 0 0 </Triples> <LogProbs> [ 0 -0.7 -1.4 -1.4 ]
+</LogProbs> </TransitionModel> """
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (" -0.7 ]", " -0.9 ]", "state 0 reach from -0.9 to -0.7; expected one for all phones"),
+        (" -0.7 ]", " ]", "4 log-probabilities; expected 5"),
+        ("<Transition> 1 0.5", "<Transition> 0 0.5", r"state 0 has pdf class 0 and goes to \[0, 0\]"),
+        ("<PdfClass> 0", "", "state 0 has pdf class -1"),
+        (
+            TWO_PHONES[TWO_PHONES.index(" 0.5 </State>") :],
+            TWO_WAYS,
+            r"state 0 has pdf class 0 and goes to \[0, 1, 1\]",
+        ),
+        ("</TopologyEntry>", OTHER_ENTRY, "phone 2 has another topology than others"),
+        ("2 0 1 <", "2 1 1 <", "state 1 of phone 2, which the topology lacks"),
+        ("2 0 1 <", "3 0 1 <", "state 0 of phone 3, which the topology lacks"),
+    ],
+)
+def test_a_model_that_has_no_one_topology_is_refused(old, new, message, tmp_path):
+    (tmp_path / "mdl").write_text(TWO_PHONES)
+    assert len(read_transition_model(tmp_path / "mdl").topology().states) == 1
+    (tmp_path / "mdl").write_text(TWO_PHONES.replace(old, new, 1))
+    refuses((DataError, GraphError), message, lambda: read_transition_model(tmp_path / "mdl").topology())
+
+
 def test_a_split_tree_is_read_in_both_forms(tmp_path):
     """A triphone tree: is the left phone 1 or 2? if so, is the class 0? else by the right phone."""
     text = (
@@ -398,9 +501,53 @@ def test_a_split_tree_is_read_in_both_forms(tmp_path):
 def test_an_alignment_has_32_bits_a_frame():
     found = read_alignment(Cursor(b"1 2147483647 -3\n", "ali"))
     assert found.dtype == np.int32 and found.tolist() == [1, 2147483647, -3]
-    beyond, posterior = Cursor(b"1 2147483648\n", "ali"), Cursor(b"[ 1 0.5 ] [ 4294967296 1 ]\n", "ali")
-    refuses(DataError, "ali, byte 0: .*found 2147483648, which is beyond 32 bits", read_alignment, beyond)
-    refuses(DataError, "ali, byte 0: .*found 4294967296", read_posterior, posterior)
+
+
+def compressed(low, span, rows, columns):
+    return b"CM2 " + struct.pack("<ffii", low, span, rows, columns) + bytes(8)
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "message"),
+    [
+        (read_alignment, b"1 2147483648\n", "byte 0: .*found 2147483648, which is beyond 32 bits"),
+        (
+            read_alignment,
+            b"\0B" + kb.i4(2) + kb.i4(1) + b"\2\1\0\0\0",
+            "byte 12: frame 1 .* is no 32-bit integer",
+        ),
+        (read_posterior, b"[ 1 0.5 ] [ 4294967296 1 ]\n", "byte 0: .*found 4294967296"),
+        (read_posterior, b"1 0.5 ] [ 1 0.5 ]\n", r"byte 0: .*expected \[, found '1'"),
+        (read_posterior, b"[ 1 0.5 ] [ 1\n", "byte 0: .*the line ends in a frame"),
+        (read_vector, b"[ 1 2\n 3 4 ]\n", "found a matrix of 2 rows"),
+        (read_vector, b"\0B" + kb.matrix(np.eye(2)), "byte 2: expected a vector .* found 'FM'"),
+        (read_matrix, b"[ 1 2\n 3 ]\n", "byte 0: a matrix whose rows have 1 to 2 elements"),
+        (read_matrix, b"[ 1 2 ] 3\n", r"byte 7: expected the end of the line after \], found b'3'"),
+        (read_matrix, b"\0B" + compressed(np.nan, 1.0, 2, 2), "byte 2: compressed matrix of 2 x 2 from nan"),
+        (read_matrix, b"\0B" + compressed(0.0, np.inf, 2, 2), "byte 2: .* from 0.0 over inf"),
+        (read_matrix, b"\0B" + compressed(0.0, 1.0, -2, -2), "byte 2: compressed matrix of -2 x -2"),
+    ],
+)
+def test_values_of_another_form_are_refused(read, content, message):
+    cursor = Cursor(content, "ali")
+    cursor.detect_binary()
+    refuses(DataError, f"ali, {message}" if message.startswith("byte") else message, read, cursor)
+
+
+@pytest.mark.parametrize(
+    "content", [b"FM " + kb.i4(5) + kb.i4(0), compressed(0.0, 1.0, 5, 0), b"DM \4\0\0\0\0\4\5\0\0\0"]
+)
+def test_a_matrix_without_rows_or_columns_has_neither(content):
+    for read, expected in ((lambda cursor: read_matrix(cursor).shape, (0, 0)), (read_num_rows, 0)):
+        cursor = Cursor(content, "matrix")
+        cursor.binary = True
+        assert read(cursor) == expected
+
+
+def test_a_key_may_end_its_line(tmp_path):
+    (tmp_path / "ali.ark").write_text("1\n2 3 4\n5 \n6 7\n")
+    found = {key: value.tolist() for key, value in read_table(tmp_path / "ali.ark", read_alignment)}
+    assert found == {"1": [], "2": [3, 4], "5": [], "6": [7]}
 
 
 def test_a_long_line_and_a_long_field():

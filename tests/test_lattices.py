@@ -240,6 +240,33 @@ def test_wrong_lattices_are_refused_by_name(kaldi):
     uneven = [[(1, spoken(model, 2, 1) * phones, 0.0, 0.0, 1) for phones in (1, 2)], []]
     lattice = read_bytes(kb.lattice(uneven, [None, (0.0, 0.0, ())]))
     refuses(DataError, "behind 1 and behind 2", phone_lattice, lattice, model)
+    ends = [None, (0.0, 0.0, ())]
+    for arcs, finals, message in (
+        ([[(1, [], 0.0, 0.0, 0)], []], ends, "utt7: no lattice"),
+        ([[(1, spoken(model, 2, 2), 0.0, 0.0, 1)], []], [None, None], "utt7: the lattice has no path"),
+        ([[], []], [(0.0, 0.0, ()), None], "utt7: the lattice has no path"),
+        ([[(1, [], 0.0, 0.0, 1)], []], ends, "utt7: the lattice has no path"),
+    ):
+        lattice = read_bytes(kb.lattice(arcs, finals))
+        refuses(DataError, message, phone_lattice, lattice, model, name="utt7")
+
+
+@pytest.mark.parametrize(
+    ("options", "arc", "message"),
+    [
+        ({"start": 2}, (1, [1], 0.0, 0.0, 1), "start state 2 of a lattice of 2 states"),
+        ({"start": -1}, (1, [1], 0.0, 0.0, 1), "start state -1"),
+        ({}, (1, [1], 0.0, 0.0, 2), "an arc leads to state 2 of 2"),
+        ({}, (1, [1], 0.0, 0.0, -1), "an arc leads to state -1"),
+        ({}, (1, [3, -1], 0.0, 0.0, 1), "negative transition id -1"),
+        ({}, (-1, [3], 0.0, 0.0, 1), "negative label"),
+        ({}, (1, [3], -math.inf, 0.0, 1), "cost NaN or -Infinity"),
+        ({"compact": False}, (1, [-3], 0.0, 0.0, 1), "negative transition id -3"),
+    ],
+)
+def test_binary_lattices_with_numbers_that_cannot_be_are_refused(options, arc, message):
+    content = kb.lattice([[arc], []], [None, (0.0, 0.0, ())], **options)
+    refuses(DataError, rf"lattice, byte \d+: .*{message}", read_bytes, content)
 
 
 def test_of_several_final_weights_of_a_state_the_last_counts():

@@ -1,6 +1,7 @@
 """Graphs that Kaldi has strung together come apart into graphs of one sequence each, which score together as before."""
 
 import itertools
+import struct
 
 import kaldi_bytes as kb
 import numpy as np
@@ -71,9 +72,20 @@ def test_parts_score_together_as_the_whole(parts):
         assert total == pytest.approx(whole(pdfs), abs=tolerances.ENUMERATION)
 
 
-def test_sequences_that_depend_on_each_other_are_refused():
-    """The second is 0 behind 0, and 1 behind 1."""
-    fsa = Fsa(4, [0, 0, 1, 2], [1, 2, 3, 3], [0, 1, 0, 1], np.zeros(4), [-np.inf] * 3 + [0.0])
+@pytest.mark.parametrize(
+    ("src", "dst", "pdf", "log_prob"),
+    [
+        ([0, 0, 1, 2], [1, 2, 3, 3], [0, 1, 0, 1], [0.0] * 4),  # the second is 0 behind 0, and 1 behind 1
+        (
+            [0, 0, 1, 1, 2, 2],
+            [1, 2, 3, 3, 3, 3],
+            [0, 1, 0, 1, 0, 1],
+            [0.0] * 5 + [-1.0],
+        ),  # 1 is less likely behind 1
+    ],
+)
+def test_sequences_that_depend_on_each_other_are_refused(src, dst, pdf, log_prob):
+    fsa = Fsa(4, src, dst, pdf, log_prob, [-np.inf] * 3 + [0.0])
     with pytest.raises(DataError, match="behind sequence 0, which depend on it"):
         split_merged(fsa, 2, 1)
 
@@ -113,7 +125,8 @@ def test_merged_examples_from_alignments_become_one_example_for_each_sequence(tm
     ]
     graph = kb.const_fst(arcs, [np.inf] * 6 + [0.0])
     data = b"a \0B" + kb.chain_example(features, rows, outputs, 2, graph, end_to_end=False)
-    (tmp_path / "cegs.ark").write_bytes(data)
+    pdfs = b"<AlignmentPdfs> \4" + struct.pack("<7i", 6, 0, 1, 1, 2, 3, 3)  # which Kaldi may add
+    (tmp_path / "cegs.ark").write_bytes(data.replace(b"</Supervision>", pdfs + b"</Supervision>"))
     first, second = read_examples(tmp_path / "cegs.ark")
     assert (first.example.id, second.example.id) == ("a-0", "a-1")
     assert (first.numerator.pdf.tolist(), second.numerator.pdf.tolist()) == ([0, 1, 1], [2, 3, 3])

@@ -243,7 +243,7 @@ def _read_text(cursor: Cursor) -> CompactLattice:
             behind = bytes(cursor.data[found.end() : cursor.position])
             if behind.strip():
                 raise ValueError(f"{behind!r} behind {found[1][-40:]!r}")
-            fields, commas = found[1].split(), (found.lastindex or 1) - 1
+            fields, commas = found[1].split(), 2 - found.groups().count(None)
             if not fields:
                 break
             costs = (float(fields.pop()), float(found[2])) if commas else (0.0, 0.0)

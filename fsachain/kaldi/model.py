@@ -28,7 +28,6 @@ MAX_TOPOLOGY = 1000  # states and transitions of a phone that become a `Topology
 LOG_TOLERANCE = 1e-4  # log-probabilities are float32 and may have been text
 _NO_PDF = -1
 MAX_WIDTH = 16  # of a context
-_BYTES_PER_BRANCH = 4  # of a tree, at least: `CE 0`, `NULL`
 
 
 class State(NamedTuple):
@@ -391,22 +390,16 @@ def _read_decisions(cursor: Cursor, width: int) -> DecisionTree:
     begin = cursor.position
     nodes: list[Node] = []
     waiting: list[_Question] = []
-    to_come = 0  # branches
     while not nodes or waiting:
         may_be_null = bool(waiting) and waiting[-1].values is None
-        place = cursor.position
         kind = cursor.expect("CE", "TE", "SE", *(("NULL",) if may_be_null else ()))
         if waiting:
             waiting[-1].branches.append(NO_BRANCH if kind == "NULL" else len(nodes))
-            to_come -= 1
         if kind == "CE":
             nodes.append(Leaf(cursor.integer("pdf", 0)))
         elif kind != "NULL":
-            waiting.append(_read_question(cursor, kind, width, len(nodes), place))
+            waiting.append(_read_question(cursor, kind, width, len(nodes)))
             nodes.append(Leaf(0))  # until its branches are read
-            to_come += waiting[-1].size
-        if _BYTES_PER_BRANCH * to_come > cursor.left:
-            cursor.fail(f"{to_come} branches of questions are to come, {cursor.left} bytes are left")
         while waiting and len(waiting[-1].branches) == waiting[-1].size:
             number, key, _, values, branches = waiting.pop()
             nodes[number] = Table(key, tuple(branches)) if values is None else Split(key, values, *branches)
@@ -417,7 +410,7 @@ def _read_decisions(cursor: Cursor, width: int) -> DecisionTree:
         cursor.fail(str(error), begin)
 
 
-def _read_question(cursor: Cursor, kind: str, width: int, number: int, begin: int) -> _Question:
+def _read_question(cursor: Cursor, kind: str, width: int, number: int) -> _Question:
     key = cursor.integer("key of a question", -1, width - 1)
     if kind == "SE":
         place = cursor.position
@@ -428,6 +421,4 @@ def _read_question(cursor: Cursor, kind: str, width: int, number: int, begin: in
         return _Question(number, key, 2, frozenset(values.tolist()), [])
     size = cursor.integer("branches of a table", 0, 2**32 - 1)
     cursor.expect("(")
-    if _BYTES_PER_BRANCH * size > cursor.left:
-        cursor.fail(f"a table of {size} branches, {cursor.left} bytes are left", begin)
     return _Question(number, key, size, None, [])
