@@ -146,7 +146,8 @@ def test_what_has_no_stream_or_does_not_fit_it_is_refused():
     refuses(ConfigError, "each output of Conformer sees the whole utterance", StreamingModel, whole)
     refuses(ConfigError, "is in training mode", StreamingModel, test_tdnnf.network().train())
     refuses(ConfigError, "context: Linear does not say", StreamingModel, torch.nn.Linear(2, 2).eval())
-    refuses(ConfigError, r"context is \(-1, 0\)", StreamingModel, network, (-1, 0))
+    for context in ((-1, 0), (0, -1)):
+        refuses(ConfigError, rf"context is \({context[0]}, {context[1]}\)", StreamingModel, network, context)
     stream = StreamingModel(network)
     refuses(ShapeError, r"finish\(\) before accept\(\)", stream.finish)
     refuses(ShapeError, r"shape \[5\], expected \[T, 5\]", stream.accept, torch.zeros(5))

@@ -6,13 +6,13 @@ from own_networks import as_trained, batch
 from tolerances import FEW_ROUNDINGS, ORTHONORMAL
 
 from fsachain.nn import Tdnnf, TdnnfConfig
-from fsachain.nn.layers import MaskedBatchNorm, semi_orthogonal_step
+from fsachain.nn.layers import MaskedBatchNorm, TimeConstantDropout, semi_orthogonal_step
 
 SMALL = {"num_features": 5, "num_pdfs": 7, "channels": 12, "bottleneck": 4, "prefinal": 8}
 VARIANTS = {
     "factorised": {},
     "plain, no prefinal": {"bottleneck": 0, "prefinal": 0, "bypass": 0.0},
-    "subsampling in layer 2": {"subsampling_layer": 2, "input_kernel": 3, "dropout_kind": "frame"},
+    "subsampling in layer 2": {"subsampling_layer": 2, "input_kernel": 1, "dropout_kind": "frame"},
     "no subsampling": {"subsampling": 1, "time_strides": (1, 0, 3)},
 }
 
@@ -69,6 +69,16 @@ def test_constrain_orthonormal_changes_first_factors_that_are_not_frozen(frozen)
     model.constrain_orthonormal()
     changed = {name for name, value in model.named_parameters() if not torch.equal(value, before[name])}
     assert changed == {f"layers.{i}.linear.weight" for i in range(3) if i != frozen}
+
+
+def test_dropout_by_utterance_scales_each_channel_of_an_utterance_by_one_factor_about_one():
+    torch.manual_seed(5)
+    dropout, x = TimeConstantDropout(0.2), torch.ones(40, 50, 3)
+    factors = dropout(x)
+    assert torch.equal(factors, factors[:, :, :1].expand_as(x))
+    assert 0.6 <= factors.min() < 0.61 and 1.39 < factors.max() <= 1.4 and len(factors.unique()) > 1900
+    assert abs(factors[:, :, 0].mean() - 1.0) < 0.02
+    assert torch.equal(dropout.eval()(x), x)
 
 
 def test_xent_branch_exists_in_training_only_and_is_normalised():

@@ -59,7 +59,6 @@ class TdnnfConfig:
     xent: str = "none"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "time_strides", tuple(self.time_strides))  # a list when it comes from YAML
         check_range(self, "[1, inf)", "num_features", "num_pdfs", "channels", "subsampling", "input_kernel")
         check_range(self, "[0, inf)", "bottleneck", "prefinal", "bypass")
         check_range(self, "[0, 1)", "dropout")
