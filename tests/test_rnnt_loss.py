@@ -251,6 +251,7 @@ TARGETS, SIZES = [[1, 2], [3, 0]], ([4, 3], [2, 1])  # labels; frames and number
         ({"labels": [2, -1]}, r"target_lengths\[1\] = -1; expected 0 to 2, the labels of targets"),
         ({"targets": [[1, 2], [-3, 0]]}, r"targets\[1, 0\] = -3; expected a class, 0 to 4"),
         ({"targets": [1, 2]}, r"targets has shape \[2\]; expected \[2, U\]"),
+        ({"targets": [[1, 2]]}, r"targets has shape \[1, 2\]; expected \[2, U\]"),
         ({"frames": [4]}, r"have shapes \[1\] and \[2\]; expected \[N\] both"),
         ({"labels": [3, 1]}, r"target_lengths\[0\] = 3; expected 0 to 2, the labels of targets"),
         (
@@ -267,6 +268,13 @@ def test_shapes_lengths_and_targets_that_cannot_be_are_named(change, message, wa
         logits.requires_grad_(wants_gradient)
     with pytest.raises(ShapeError, match=message):
         rnnt_loss(*call.values())
+
+
+def test_targets_without_a_label_may_be_empty_lists():
+    found = [
+        rnnt_loss(zeros(2, 4, 1, 5), targets, SIZES[0], [0, 0]) for targets in ([[], []], zeros(2, 0).long())
+    ]
+    assert torch.equal(*found) and torch.isfinite(found[0])
 
 
 @pytest.mark.parametrize(
@@ -368,10 +376,14 @@ GIVEN = torch.add, TARGETS, *SIZES
         (rnnt_loss_pruned, (KEPT, TARGETS, RANGES[:, :3], 0), ShapeError, "ranges has shape .2, 3, 2.; expected .2, 4, 2."),
         (get_rnnt_prune_ranges, (PX[:, :2, :5], PY[:, :3, :4], None, 2.5), ConfigError, "s_range = 2.5; expected an int"),
         (get_rnnt_prune_ranges, (PX[:, :2, :5], PY[:, :3, :4], None, 1), ConfigError, "s_range = 1; expected 2 or more"),
-        (do_rnnt_pruning, (PX[:, :, :3], LM, RANGES), ShapeError, r"expected .B, T, D., .B, S \+ 1, E. and .B, T, s_range."),
+        *[
+            (do_rnnt_pruning, (am, lm, RANGES), ShapeError, r"expected .B, T, D., .B, S \+ 1, E. and .B, T, s_range.")
+            for am, lm in ((PX[:, :, :3], LM), (AM, LM[[0, 1, 0]]))
+        ],
         (transducer_loss, (AM, LM[:1], *GIVEN), ShapeError, r"have shapes \[2, 4, 5\] and \[1, 3, 5\]; expected one N"),
         (transducer_loss, (AM, LM[:, :2], *GIVEN), ShapeError, "target_lengths.0. = 2; expected 0 to 1, as predictor_out"),
         (transducer_loss, (AM[:, :3], LM, *GIVEN), ShapeError, "logit_lengths.0. = 4; expected 0 to 3, the T of enc"),
+        (transducer_loss, (AM, LM, lambda x, y: x + y[:, :, :2], *GIVEN[1:]), ShapeError, "joiner returned shape .2, 1, 2"),
         (partial(transducer_loss, chunk_frames=0), (AM, LM, *GIVEN), ConfigError, "chunk_frames = 0; expected 1 or more"),
     ],
 )  # fmt: skip

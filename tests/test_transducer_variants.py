@@ -76,6 +76,21 @@ LOSSES = {
 }
 
 
+@pytest.mark.parametrize(
+    ("loss", "own", "from_end", "width"),
+    [
+        (hat_loss, (), (), WIDTH),
+        (tdt_loss, (DURATIONS,), (DURATIONS,), WIDTH + len(DURATIONS)),
+        (multi_blank_loss, ({9: 2, 8: 4},), ({-2: 2, -3: 4},), WIDTH),
+    ],
+)
+def test_the_blank_is_the_last_token_and_classes_are_counted_from_the_end_too(loss, own, from_end, width):
+    given = make_logits(width=width).detach(), TARGETS % 8, FRAMES, LABELS
+    assert torch.equal(loss(*given, *from_end), loss(*given, *own, WIDTH - 1))
+    with pytest.raises(ConfigError, match="reduction = 'avg'"):
+        loss(*given, *own, reduction="avg")
+
+
 @pytest.mark.parametrize("kind", LOSSES)
 def test_a_node_without_tokens_has_no_label_arc(kind):
     """All labels -inf at a node: HAT can still pass with its blank, a token-and-duration transducer cannot."""

@@ -119,9 +119,8 @@ def _integers(values: Any, name: str, device: torch.device) -> Tensor:
     tensor = as_tensor(values, name=name)
     if tensor.device.type != "cpu" and tensor.device != device:
         raise ShapeError(f"{name} is on {tensor.device}; expected {device}, as the logits, or the host")
-    # An empty list becomes a tensor of floats.
-    is_typed = tensor.numel() > 0 or isinstance(values, Tensor | np.ndarray)
-    if is_typed and (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool):
+    is_of_integers = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    if tensor.numel() and not is_of_integers:  # an empty list becomes a tensor of floats
         raise ShapeError(f"{name} has dtype {tensor.dtype}; expected integers")
     return tensor.to(torch.int64)
 

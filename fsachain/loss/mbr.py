@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fsachain.backends import dispatch
-from fsachain.backends.arrays import check_budget, check_leak
+from fsachain.backends.arrays import check_leak
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.errors import BackendUnavailable, ShapeError
@@ -60,7 +60,7 @@ class AccuracyCall(NamedTuple):
 
     def buffers(self) -> tuple[Tensor, Tensor]:
         """For the derivatives by the scores and the accuracy."""
-        wanted = self.with_gradient or self.with_occupancy
+        wanted = self.with_occupancy
         return new_buffer(self.scores, wanted), new_buffer(self.accuracy, self.with_occupancy)
 
 
@@ -222,7 +222,6 @@ def expected_accuracy(
     batch = packed(batch, "batch")
     whole = torch.full((scores.shape[0],), scores.shape[1], device="cpu")
     frames = whole if lengths is None else as_tensor(lengths, name="lengths")
-    check_budget(memory_budget)
     key, options = torch.from_numpy(batch.key), (leaky_hmm_coefficient, backend, memory_budget)
     wanted = wants_gradient(scores), wants_gradient(accuracy)
     found: Tensor = expected_accuracy_operator(

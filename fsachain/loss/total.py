@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fsachain.backends import dispatch
-from fsachain.backends.arrays import check_budget, check_leak
+from fsachain.backends.arrays import check_leak
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import Graphs, TableBatch, find_batch
 from fsachain.errors import BackendUnavailable, ShapeError
@@ -176,7 +176,6 @@ def total_log_prob(
     batch = packed(batch, "batch")
     whole = torch.full((scores.shape[0],), scores.shape[1], device="cpu")
     frames = whole if lengths is None else as_tensor(lengths, name="lengths")
-    check_budget(memory_budget)
     weights, counts, rows = _NO_WEIGHTS, _NO_COUNTS, 0
     if arc_log_probs is not None:
         num_arcs = [table.num_arcs for table in batch.tables]
