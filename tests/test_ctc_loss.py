@@ -160,6 +160,17 @@ def test_a_loss_of_normalized_scores_is_never_negative(batch, dtype):
     assert (ctc_loss(normalized, *sharp.arguments(), "none", unnormalized="error") >= 0.0).all()
 
 
+def test_a_certain_target_whose_times_are_not_costs_nothing_or_what_rounding_makes():
+    """One label of three frames, the second for certain, the others with chances that sum to one but for rounding."""
+    scores = torch.full((3, 300, 3), -40.0)
+    scores[[0, 2], :, :2] = 3.0 * torch.randn(2, 300, 2, generator=torch.Generator().manual_seed(0))
+    scores[1, :, 1] = 0.0
+    losses = ctc_loss(
+        scores.log_softmax(2), torch.ones(300, 1, dtype=int), [3] * 300, [1] * 300, reduction="none"
+    )
+    assert losses.min() == 0.0 and 0.0 < losses.max() < tolerances.FEW_FLOAT32_TERMS
+
+
 @pytest.mark.parametrize("inputs", ["logits", "log_probs"])
 def test_a_certain_target_costs_exactly_nothing(inputs):
     frames, labels = 400, 150

@@ -103,6 +103,16 @@ def test_the_oracle_is_met_at_every_scale(leaky, scale):
         torch.testing.assert_close(got, want, rtol=0, atol=tolerances.FLOAT64)
 
 
+@pytest.mark.parametrize("wanted", [0, 1], ids=["scores", "accuracy"])
+def test_a_gradient_by_one_of_both_is_that_beside_the_others(wanted):
+    batch, given = make_denominator().batch(SIZE), [x.clone() for x in case()]
+    expected = differentiated(batch, *given, LENGTHS)
+    given[wanted].requires_grad_()
+    values = expected_accuracy(batch, *given, LENGTHS)
+    assert torch.equal(values, expected[0])
+    assert torch.equal(*torch.autograd.grad(values.sum(), given[wanted]), expected[1 + wanted])
+
+
 def two_lobes():
     """Two parts that never meet: one has pdf 0 alone, the other pdf 1 or 2 in each frame."""
     arcs = [(0, 1, 0), (1, 1, 0), (0, 2, 1), (2, 2, 1), (2, 2, 2)]

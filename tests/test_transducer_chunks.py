@@ -50,6 +50,7 @@ def test_loss_and_gradients_are_those_of_the_logits_as_a_whole(rnnt_type, chunk_
     joiner, given = Joiner().double(), inputs()
     options = {"rnnt_type": rnnt_type, "delay_penalty": 0.1, "fastemit_lambda": 0.2}
     loss = transducer_loss(*given, joiner, *SIZES, chunk_frames=chunk_frames, **options)
+    assert max(joiner.called) == (chunk_frames or 9)
     logits = joiner(given[0].unsqueeze(2), given[1].unsqueeze(1))
     close_with_gradients(loss, rnnt_loss(logits, *SIZES, **options), [*given, *joiner.parameters()])
 
