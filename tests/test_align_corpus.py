@@ -141,10 +141,10 @@ def test_words_take_the_form_that_the_lexicon_has():
 def test_texts_are_read_as_editors_save_them(tmp_path, encoding):
     record(tmp_path / "one.wav")
     (tmp_path / "one.txt").write_bytes("yes \u00e9\u00e9n\r\nno\r\n".encode(encoding))
-    parts, faults = find_parts(tmp_path)
+    parts, faults = find_parts(tmp_path, tmp_path / "out")
     assert ([part.words for part in parts], faults) == ([("yes", "\u00e9\u00e9n", "no")], [])
     (tmp_path / "one.txt").write_bytes("\u00e9\u00e9n".encode("latin-1"))
-    assert "one.txt:1: not a line of UTF-8 text" in find_parts(tmp_path)[1][0].reason
+    assert "one.txt:1: not a line of UTF-8 text" in find_parts(tmp_path, tmp_path / "out")[1][0].reason
 
 
 def test_a_recording_of_a_lower_rate_has_the_samples_of_its_copy(tmp_path):

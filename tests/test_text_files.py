@@ -40,6 +40,7 @@ def posteriors(path):
     return [(name, list(frames)) for name, frames in read_table(path, read_posterior)]
 
 
+TRANSCRIPT = "words of a long recording"
 READERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "transcripts": (read_text, "u1 yes no\nu2 no\n"),
     "ctm": (read_ctm, "u1 1 0.0 0.5 yes\nu2 1 0.5 0.25 no\n"),
@@ -50,7 +51,7 @@ READERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "table": (read_lines, "u1 one.wav\nu2 two.wav\n"),
     "alignments": (alignments, "u1 1 2 3\nu2 4 5\n"),
     "posteriors": (posteriors, "u1 [ 1 0.5 ] [ 2 1 ]\nu2 [ 3 1 ]\n"),
-    "words of a long recording": (read_words, "yes no\nno\n"),
+    TRANSCRIPT: (read_words, "yes no\nno\n"),
     "experiment": (Experiment.read, "train:\n  seed: 7\n  num_epochs: 2\n"),
 }
 
@@ -71,10 +72,10 @@ def test_how_lines_and_the_last_line_end_changes_nothing(name, tmp_path):
 
 @of_every_reader
 def test_a_byte_order_mark_is_refused_by_name(name, tmp_path):
-    """But before YAML, which allows it."""
+    """But before YAML, which allows it, and in a transcript by itself, which an editor may have written."""
     read, content = READERS[name]
     (tmp_path / "marked.txt").write_bytes(b"\xef\xbb\xbf" + content.encode())
-    if name == "experiment":
+    if name in ("experiment", TRANSCRIPT):
         (tmp_path / "plain.txt").write_text(content)
         assert read(tmp_path / "marked.txt") == read(tmp_path / "plain.txt")
         return
@@ -85,8 +86,9 @@ def test_a_byte_order_mark_is_refused_by_name(name, tmp_path):
 @of_every_reader
 def test_what_is_no_text_is_refused_by_name(name, tmp_path):
     read, text = READERS[name]
-    zero_inside = text.encode().replace(b"\n", b"\0\n", 1)
-    for content in (zero_inside, np.random.default_rng(1).bytes(1000), text.encode("utf-16")):
+    contents = [text.encode().replace(b"\n", b"\0\n", 1), np.random.default_rng(1).bytes(1000)]
+    contents += [] if name == TRANSCRIPT else [text.encode("utf-16")]
+    for content in contents:
         (tmp_path / "binary.txt").write_bytes(content)
         with pytest.raises(FsachainError, match=r"binary\.txt"):
             read(tmp_path / "binary.txt")

@@ -60,7 +60,7 @@ class AccuracyCall(NamedTuple):
 
     def buffers(self) -> tuple[Tensor, Tensor]:
         """For the derivatives by the scores and the accuracy."""
-        wanted = self.with_occupancy
+        wanted = self.with_gradient or self.with_occupancy
         return new_buffer(self.scores, wanted), new_buffer(self.accuracy, self.with_occupancy)
 
 
