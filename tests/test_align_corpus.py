@@ -105,7 +105,7 @@ def test_a_corpus_without_a_model_trains_its_own(fsachain, corpus, tmp_path):
     assert (out / "second" / "model" / "model.safetensors").is_file()
     kept = Experiment.read(out / "model" / "config.yaml")
     options = kept.phone_lm.ngram_order, kept.loss.leaky_hmm_coefficient, kept.network["channels"]
-    assert options == (2, 0.1, 8)
+    assert options == (4, 0.1, 8)
     rows = rows_of(out)
     assert {row["utterance"] for row in rows} == set(EXPECTED)
     assert {phone["label"] for row in rows for phone in row["phones"]} <= {"SIL", *"yesnouhard"}
