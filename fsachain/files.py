@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import errno
 import fcntl
 import gc
@@ -15,7 +14,7 @@ import struct
 import time
 import zipfile
 import zlib
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -221,11 +220,11 @@ def said_words(path: str | os.PathLike[str]) -> list[str]:
     """The words of a transcript that is a file of its own, as editors save it: UTF-8 or, with a byte order mark, UTF-16."""
     try:
         data = Path(path).read_bytes()
-        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        if data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             data = data.decode("utf-16").encode()
     except (OSError, UnicodeError) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
-    lines = data.removeprefix(codecs.BOM_UTF8).splitlines()
+    lines = data.removeprefix(BOM_UTF8).splitlines()
     return [word for n, line in enumerate(lines, 1) for word in line_text(line, f"{path}:{n}").split()]
 
 
