@@ -109,12 +109,12 @@ def test_mending_names_words_that_it_cannot_keep(fsachain, model, tmp_path):
     assert "most often: nobody 2, knows 1" in told
 
 
-def said_by_noise(folder):
+def said_by_noise(folder, words="nobody knows nobody", seconds=SECONDS, name="a"):
     folder.mkdir()
-    record(folder / "a.wav")
-    (folder / "wav.scp").write_text("a a.wav\n")
-    (folder / "text").write_text("a nobody knows nobody\n")
-    (folder / "utt2spk").write_text("a a\n")
+    record(folder / f"{name}.wav", seconds=seconds)
+    (folder / "wav.scp").write_text(f"{name} {name}.wav\n")
+    (folder / "text").write_text(f"{name} {words}\n")
+    (folder / "utt2spk").write_text(f"{name} {name}\n")
 
 
 def test_what_lattices_are_kept_with_is_the_model_not_how_it_is_written(model, tmp_path):
@@ -323,11 +323,7 @@ def test_align_long_tells_words_that_it_skips(fsachain, model, tmp_path):
 def test_align_long_of_a_recording_within_one_window_is_align(fsachain, model, tmp_path):
     words = "yes no " * 5
     (tmp_path / "text.txt").write_text(words)
-    data = tmp_path / "corpus"
-    data.mkdir()
-    record(data / "speech.wav", seconds=10.0)
-    (data / "wav.scp").write_text("speech speech.wav\n")
-    (data / "text").write_text(f"speech {words}\n")
+    said_by_noise(tmp_path / "corpus", words, seconds=10.0, name="speech")
     fsachain.ok(f"align {MODEL} corpus short --coarse")
     fsachain.ok(f"align-long {MODEL} corpus/speech.wav text.txt long --filler-cost inf")
     for name in ("words.ctm", "phones.ctm"):
@@ -359,11 +355,8 @@ def test_the_aligner_takes_paths_samples_and_any_rate_and_equals_align_long(
 
 
 def test_boundaries_are_learned_from_a_minute_and_taken_from_beside_the_model(fsachain, model, tmp_path):
-    words, data = ["yes", "no"] * 40, tmp_path / "said"
-    data.mkdir()
-    record(data / "a.wav", seconds=61.0)
-    (data / "wav.scp").write_text("a a.wav\n")
-    (data / "text").write_text(f"a {' '.join(words)}\n")
+    words = ["yes", "no"] * 40
+    said_by_noise(tmp_path / "said", " ".join(words), seconds=61.0)
     fsachain.ok(f"align {MODEL} said coarse --coarse")
     fsachain.ok(f"align {MODEL} said fine --textgrid grids")
     coarse, fine = (read_ctm(tmp_path / out / "words.ctm") for out in ("coarse", "fine"))

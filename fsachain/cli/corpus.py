@@ -52,8 +52,8 @@ WORST = 5  # utterances that the command names
 SHOWN = 200  # utterances with sound in index.html
 AT_ONCE = 64  # utterances between two writes of what is done
 # With the 4-gram of little text and hardly a leak the denominator knows what comes next, and the network need not: right
-# words were heard as not said, 211 of 1,352 digits and 213 of 1,979 words of prompts, now 0 and 7. A 2-gram mends that as
-# well, but moves times: twice as many words of the digits begin more than 0.1 s off.
+# words were heard as not said, 211 of 1,352 digits and 213 of 1,979 words of prompts; with this leak 0 and 7. With a 2-gram
+# and this leak none are, but twice as many words of the digits begin more than 0.1 s off.
 alignment_config_option = config_options(
     Experiment(loss=LossConfig(leaky_hmm_coefficient=0.1)), "the defaults, but for a leak of 0.1"
 )

@@ -323,8 +323,8 @@ class Recording:
 class Resampler:
     """Polyphase resampling from `rate` to `wanted` Hz of a signal that comes in blocks.
 
-    Equal to `scipy.signal.resample_poly` of the whole signal, up to rounding to steps of 16 bits. Without these the bands
-    that a lower rate lacks would be silent as they are in no file, and networks have been trained on files.
+    Equal to `scipy.signal.resample_poly` of the whole signal, up to rounding to steps of 16 bits. Without it the bands
+    that a lower rate lacks would be silent as they are in no file, and networks are trained on files.
     """
 
     def __init__(self, rate: int, wanted: int) -> None:

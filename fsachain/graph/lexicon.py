@@ -294,10 +294,8 @@ class Lexicon:
             return None
         texts = (word, unicodedata.normalize("NFC", word), unicodedata.normalize("NFD", word), folded(word))
         forms = [form for text in texts for form in (text, text.lower(), text.upper())]
-        spellings = [tuple(self._phone_ids[c] for c in form if c in self._phone_ids) for form in forms]
-        return (
-            max(zip(spellings, forms, strict=True), key=lambda made: len(made[0]) - len(made[1]))[0] or None
-        )
+        best = min(forms, key=lambda form: sum(c not in self._phone_ids for c in form))
+        return tuple(self._phone_ids[c] for c in best if c in self._phone_ids) or None
 
     @cached_property
     def spells(self) -> bool:

@@ -155,7 +155,8 @@ def _tell_negative(call: RnntCall, losses: list[float]) -> None:
     """Warn of probabilities above one, by more than what rounding does to each arc: log-probs are not normalized."""
     most = arguments.most_off(call.logits.dtype)
     arcs = (call.frames + call.labels).tolist()
-    for n in [n for n, loss in enumerate(losses) if loss < -most * arcs[n]][:1]:
+    n = next((n for n, loss in enumerate(losses) if loss < -most * arcs[n]), None)
+    if n is not None:
         message = (
             f"logits: the loss of sequence {n} is {losses[n]:.6g}, of a probability above one; expected log-probs with "
             "fused_log_softmax=False, the output of log_softmax over all classes; for scores that are not normalized pass "
