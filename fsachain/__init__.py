@@ -12,10 +12,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fsachain import moved
+
 __version__ = "0.1.0"
 
 if find_spec(f"{__name__}.kernels") is None:  # a checkout that nobody has installed
     __path__.append(str(Path(__file__).parents[1]))
+
+moved.install()
 
 _NAMES = {  # by module
     "backends.cpu.threads": "get_num_threads set_num_threads",
@@ -23,10 +27,10 @@ _NAMES = {  # by module
         "BestPath ForwardBackward NBest SampledPaths available_backends best_path forward_backward n_best sample_paths"
     ),
     "batch": "TableBatch",
-    "cli.alignment": "Aligner",
-    "decode.align": "Alignment Tolerance",
-    "decode.forced": "TimedToken TokenSpan forced_align merge_tokens spans",
-    "decode.keyword": "OperatingPoint false_reject_rate keyword_scores",
+    "asr.cli.alignment": "Aligner",
+    "asr.decode.align": "Alignment Tolerance",
+    "asr.decode.forced": "TimedToken TokenSpan forced_align merge_tokens spans",
+    "asr.decode.keyword": "OperatingPoint false_reject_rate keyword_scores",
     "denominator": "DenominatorGraph",
     "errors": (
         "AlignmentError BackendUnavailable ConfigError DataError FsachainError GraphError MissingExtraError ShapeError"
@@ -52,7 +56,7 @@ _NAMES = {  # by module
     "graph.tied_tree": "BiphoneStatistics build_tied_tree",
     "graph.topology": "HmmState Topology",
     "graph.transducer": "product",
-    "kaldi.lattice": "CompactLattice Lattice lattice_pdfs phone_lattice read_lattice",
+    "asr.kaldi.lattice": "CompactLattice Lattice lattice_pdfs phone_lattice read_lattice",
     "loss.base": "LFMMIRecord MBRRecord",
     "loss.chunks": "transducer_loss",
     "loss.ctc": "CTCLoss ctc_loss",
@@ -87,7 +91,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _graph_svg(fsa: Any) -> str | None:
-    return import_module("fsachain.plot.graph").graph_svg(fsa)  # type: ignore[no-any-return]
+    return import_module("fsachain.asr.plot.graph").graph_svg(fsa)  # type: ignore[no-any-return]
 
 
 def __dir__() -> list[str]:

@@ -18,16 +18,16 @@ from fsachain.backends.dispatch import (
     sample_paths as sample_paths,
 )
 from fsachain.batch import TableBatch as TableBatch
-from fsachain.cli.alignment import Aligner as Aligner
-from fsachain.decode.align import Alignment as Alignment, Tolerance as Tolerance
-from fsachain.decode.forced import (
+from fsachain.asr.cli.alignment import Aligner as Aligner
+from fsachain.asr.decode.align import Alignment as Alignment, Tolerance as Tolerance
+from fsachain.asr.decode.forced import (
     TimedToken as TimedToken,
     TokenSpan as TokenSpan,
     forced_align as forced_align,
     merge_tokens as merge_tokens,
     spans as spans,
 )
-from fsachain.decode.keyword import (
+from fsachain.asr.decode.keyword import (
     OperatingPoint as OperatingPoint,
     false_reject_rate as false_reject_rate,
     keyword_scores as keyword_scores,
@@ -102,7 +102,7 @@ from fsachain.graph.tied_tree import (
 )
 from fsachain.graph.topology import HmmState as HmmState, Topology as Topology
 from fsachain.graph.transducer import product as product
-from fsachain.kaldi.lattice import (
+from fsachain.asr.kaldi.lattice import (
     CompactLattice as CompactLattice,
     Lattice as Lattice,
     lattice_pdfs as lattice_pdfs,

@@ -1,6 +1,6 @@
 """`python -m fsachain` is the command `fsachain`: the form in which torchrun starts it."""
 
-from fsachain.cli import main
+from fsachain.asr.cli import main
 
 if __name__ == "__main__":
     main()

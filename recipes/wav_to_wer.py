@@ -36,7 +36,7 @@ from fsachain import (
     grammar_from_arpa,
     lm_phones,
 )
-from fsachain.data import (
+from fsachain.asr.data import (
     AugmentConfig,
     CmvnConfig,
     DataDir,
@@ -50,10 +50,10 @@ from fsachain.data import (
     load_examples,
     normalise,
 )
-from fsachain.decode.decoder import decode, lattices
-from fsachain.decode.tune import tune
-from fsachain.decode.wer import score
-from fsachain.nn import Tdnnf, TdnnfConfig, num_parameters
+from fsachain.asr.decode.decoder import decode, lattices
+from fsachain.asr.decode.tune import tune
+from fsachain.asr.decode.wer import score
+from fsachain.asr.nn import Tdnnf, TdnnfConfig, num_parameters
 
 SPEEDS = (0.9, 1.0, 1.1)  # one of them is drawn for each utterance and epoch
 PHONE_ORDER = 2  # right for minutes of speech; 4 from some hours on

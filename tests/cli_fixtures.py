@@ -36,7 +36,7 @@ def assert_one_line(outcome: Outcome, *parts: str) -> None:
 
 def run_command(*arguments: object) -> int:
     """Exit status of `fsachain arguments...` in this process."""
-    from fsachain.cli import main
+    from fsachain.asr.cli import main
 
     with patch.object(sys, "argv", ["fsachain", *map(str, arguments)]), pytest.raises(SystemExit) as stop:
         main()
@@ -47,11 +47,11 @@ def save_untrained(path: Path, lang: Path, sections: dict) -> Path:
     """An acoustic model whose network nobody trained, for a language folder; `sections` are those of its configuration."""
     import torch
 
-    from fsachain.cli.config import Experiment
-    from fsachain.cli.lang import load_lang
-    from fsachain.cli.model import AcousticModel
-    from fsachain.data.cmvn import Cmvn
-    from fsachain.nn.tdnnf import Tdnnf
+    from fsachain.asr.cli.config import Experiment
+    from fsachain.asr.cli.lang import load_lang
+    from fsachain.asr.cli.model import AcousticModel
+    from fsachain.asr.data.cmvn import Cmvn
+    from fsachain.asr.nn.tdnnf import Tdnnf
 
     experiment, language = Experiment.from_dict(sections), load_lang(lang)
     torch.manual_seed(1)

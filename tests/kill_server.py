@@ -88,7 +88,7 @@ class Points:
     def install(self):
         """Put a point before and after each call of the system by which files are written here."""
         import fsachain.files as files
-        from fsachain.train.log import JsonLinesLog
+        from fsachain.asr.train.log import JsonLinesLog
 
         fdopen, fsync, replace, unlink = os.fdopen, os.fsync, Path.replace, Path.unlink
         sync_folder, write_line = files.sync_folder, JsonLinesLog.write
@@ -182,7 +182,7 @@ def train(folder):
 
 def fill_cache(folder):
     """Features of two chunks of recordings, which the driver has written."""
-    from fsachain.data import DataDir, FeatureConfig, Utterance, load_examples
+    from fsachain.asr.data import DataDir, FeatureConfig, Utterance, load_examples
 
     utterances = [Utterance(f"u{n}", "a", (), str(folder / f"{n % 3}.wav")) for n in range(70)]
     load_examples(DataDir(utterances), FeatureConfig(num_mel_bins=4), cache_dir=folder / "cache")
@@ -193,7 +193,7 @@ WORK = {"train": train, "cache": fill_cache}
 
 def child(request):
     """Do the work; the exit status is that of the command line."""
-    from fsachain.cli import describe, exit_status
+    from fsachain.asr.cli import describe, exit_status
     from fsachain.errors import FsachainError
 
     folder = Path(request["folder"])

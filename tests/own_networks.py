@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fsachain.nn import NetworkOutput
+from fsachain.asr.nn import NetworkOutput
 
 CALLED: list[str] = []  # what ran because a file asked for it
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from fsachain import Fsa
-from fsachain.decode.ctm import CtmEntry
-from fsachain.plot import (
+from fsachain.asr.decode.ctm import CtmEntry
+from fsachain.asr.plot import (
     OccupancyPanel,
     TrellisPair,
     plot_alignment,

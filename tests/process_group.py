@@ -93,8 +93,8 @@ def _serve(connection, environment, timeout):
     os.environ.update(environment)
     import torch
 
+    from fsachain.asr.train.world import World
     from fsachain.backends.cpu.threads import set_num_threads
-    from fsachain.train.world import World
 
     torch.set_num_threads(1)
     set_num_threads(1)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fsachain import Fsa
-from fsachain.plot import TrellisPair
-from fsachain.report.collect import Seen
+from fsachain.asr.plot import TrellisPair
+from fsachain.asr.report.collect import Seen
 
 RATE = 8000
 SECONDS = 1.2

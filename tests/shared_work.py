@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from toy_training import NUM_FEATURES, NUM_PDFS, Output, any_pdf, config, corpus, one_pdf_table, tdnnf
 
+from fsachain.asr.train.config import OptimizerConfig, TrainConfig
+from fsachain.asr.train.source import BatchSource, supervise
+from fsachain.asr.train.step import EpochSums, Stepper
+from fsachain.asr.train.stopping import StoppedError
+from fsachain.asr.train.trainer import Trainer
+from fsachain.asr.train.world import WHOLE
 from fsachain.errors import DataError
 from fsachain.loss.lfmmi import LFMMILoss
-from fsachain.train.config import OptimizerConfig, TrainConfig
-from fsachain.train.source import BatchSource, supervise
-from fsachain.train.step import EpochSums, Stepper
-from fsachain.train.stopping import StoppedError
-from fsachain.train.trainer import Trainer
-from fsachain.train.world import WHOLE
 
 EXAMPLES, NUMERATORS = corpus(12)
 IMPOSSIBLE = ("utt01", "utt06", "utt07")

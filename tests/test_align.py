@@ -10,9 +10,9 @@ import pytest
 from graph_paths import scores_along
 from refusals import refuses
 
-from fsachain.decode.align import Alignment, FrameTiming, align, align_utterance
-from fsachain.decode.ctm import CtmEntry, by_utterance, read_ctm, write_ctm, write_textgrid
-from fsachain.decode.times import REACH, BoundaryModel, boundary_errors
+from fsachain.asr.decode.align import Alignment, FrameTiming, align, align_utterance
+from fsachain.asr.decode.ctm import CtmEntry, by_utterance, read_ctm, write_ctm, write_textgrid
+from fsachain.asr.decode.times import REACH, BoundaryModel, boundary_errors
 from fsachain.errors import ConfigError, DataError, ShapeError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon

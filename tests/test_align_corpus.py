@@ -10,11 +10,11 @@ from cli_fixtures import assert_one_line
 from praatio import textgrid
 from test_use_commands import model, record  # noqa: F401 (a fixture)
 
-from fsachain.cli.config import Experiment
-from fsachain.cli.corpus import Part, find_parts, in_words_of, write_data
-from fsachain.data.audio import Recording
-from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.ctm import read_ctm
+from fsachain.asr.cli.config import Experiment
+from fsachain.asr.cli.corpus import Part, find_parts, in_words_of, write_data
+from fsachain.asr.data.audio import Recording
+from fsachain.asr.data.kaldi_dir import DataDir
+from fsachain.asr.decode.ctm import read_ctm
 from fsachain.graph.lexicon import Lexicon
 
 

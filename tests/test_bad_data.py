@@ -7,9 +7,9 @@ import pytest
 import soundfile
 from cli_fixtures import ARPA, save_untrained
 
-from fsachain.cli.resources import Resources
+from fsachain.asr.cli.resources import Resources
+from fsachain.asr.train.config import load_yaml
 from fsachain.errors import DataError, counted
-from fsachain.train.config import load_yaml
 
 USABLE = ("u1", "u4")
 BROKEN = {"u2": "unreadable audio", "u3": "sampling rate", "u5": "no recording"}

@@ -8,11 +8,9 @@ import torch
 from refusals import refuses
 from toy_training import corpus, new_trainer
 
-from fsachain.data.dataset import Batch
-from fsachain.errors import ConfigError, DataError
-from fsachain.files import locked, replacing
-from fsachain.nn.network import NetworkOutput
-from fsachain.train.checkpoint import (
+from fsachain.asr.data.dataset import Batch
+from fsachain.asr.nn.network import NetworkOutput
+from fsachain.asr.train.checkpoint import (
     MAX_HEADER_BYTES,
     Checkpoint,
     list_checkpoints,
@@ -20,11 +18,13 @@ from fsachain.train.checkpoint import (
     prune_checkpoints,
     save_tensors,
 )
-from fsachain.train.ending import best_average
-from fsachain.train.log import JsonLinesLog, read_log
-from fsachain.train.source import SupervisedBatch
-from fsachain.train.step import Passes, Precision
-from fsachain.train.world import World
+from fsachain.asr.train.ending import best_average
+from fsachain.asr.train.log import JsonLinesLog, read_log
+from fsachain.asr.train.source import SupervisedBatch
+from fsachain.asr.train.step import Passes, Precision
+from fsachain.asr.train.world import World
+from fsachain.errors import ConfigError, DataError
+from fsachain.files import locked, replacing
 
 
 def small_model():

@@ -20,16 +20,16 @@ from fsachain import (
     compile_table,
     estimate_phone_lm,
 )
-from fsachain.data.dataset import Example, OutputWindow, WindowBatch, collate, cut_example
-from fsachain.decode.align import FrameTiming, align_utterance, aligned_phones
-from fsachain.decode.ctm import CtmEntry
+from fsachain.asr.data.dataset import Example, OutputWindow, WindowBatch, collate, cut_example
+from fsachain.asr.decode.align import FrameTiming, align_utterance, aligned_phones
+from fsachain.asr.decode.ctm import CtmEntry
+from fsachain.asr.nn.tdnnf import Tdnnf, TdnnfConfig
+from fsachain.asr.train.config import OptimizerConfig, TrainConfig
+from fsachain.asr.train.source import BatchSource, supervise
+from fsachain.asr.train.step import EpochSums, Stepper
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.supervision import AlignedPhone, build_supervision, chunk_windows, make_chunks
-from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
-from fsachain.train.config import OptimizerConfig, TrainConfig
-from fsachain.train.source import BatchSource, supervise
-from fsachain.train.step import EpochSums, Stepper
 
 NUM_FEATURES = 3
 LEXICON = Lexicon.from_entries([("no", 1.0, ["N", "OW"]), ("own", 1.0, ["OW", "N"])])

@@ -12,12 +12,12 @@ from cli_fixtures import TEXT, assert_one_line, save_untrained
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsachain.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR
-from fsachain.cli.app import COMMANDS, app
-from fsachain.cli.resources import Resources
-from fsachain.data.features import FeatureConfig
-from fsachain.data.kaldi_dir import DataDir
-from fsachain.train.config import changes
+from fsachain.asr.cli import EXIT_INTERRUPTED, EXIT_USER_ERROR
+from fsachain.asr.cli.app import COMMANDS, app
+from fsachain.asr.cli.resources import Resources
+from fsachain.asr.data.features import FeatureConfig
+from fsachain.asr.data.kaldi_dir import DataDir
+from fsachain.asr.train.config import changes
 
 
 def every_command():
@@ -59,7 +59,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_starts_without_pytorch() -> None:
     loaded = run_python(
-        "import sys; sys.argv = ['fsachain', '--help']\nfrom fsachain.cli import main\n"
+        "import sys; sys.argv = ['fsachain', '--help']\nfrom fsachain.asr.cli import main\n"
         "try: main()\nfinally: print({'torch', 'numba', 'scipy'} & set(sys.modules), file=sys.stderr)"
     )
     assert "transcribe" in loaded.stdout and loaded.stderr == "set()\n"
@@ -67,7 +67,7 @@ def test_help_starts_without_pytorch() -> None:
 
 def test_version_needs_nothing_that_the_base_install_lacks():
     done = run_python(
-        "import sys; sys.modules['click'] = None\nfrom fsachain.cli import call\ncall(['--version'])"
+        "import sys; sys.modules['click'] = None\nfrom fsachain.asr.cli import call\ncall(['--version'])"
     )
     assert done.stdout.startswith("fsachain, version ") and not done.stderr
 
@@ -78,7 +78,7 @@ def test_what_a_command_imports_is_not_searched_for_garbage() -> None:
         "import atexit, gc, sys; sys.argv = ['fsachain', 'lang', '--help']; found = []\n"
         "gc.callbacks.append(lambda phase, _: found.append(phase))\n"
         "atexit.register(lambda: print(len(found) < 300, gc.isenabled(), len(gc.get_objects()) < 1000))\n"
-        "from fsachain.cli import main; main()"
+        "from fsachain.asr.cli import main; main()"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("True True True\n")
@@ -209,7 +209,7 @@ def model(built: Path) -> Path:
 
 @pytest.mark.parametrize("part", ["weight", "experiment", "num_pdfs"])
 def test_model_without_one_of_its_parts_is_refused_by_file(fsachain, model: Path, part: str) -> None:
-    from fsachain.train.checkpoint import load_tensors, save_tensors
+    from fsachain.asr.train.checkpoint import load_tensors, save_tensors
 
     tensors, header = load_tensors(model)
     if part == "weight":
@@ -297,7 +297,7 @@ def test_ctrl_c_says_how_to_go_on(fsachain, built, monkeypatch, command, work, h
         raise KeyboardInterrupt
 
     fsachain.ok("num-graphs data n.npz --lang lang --den den")
-    monkeypatch.setattr(f"fsachain.cli.{work}", interrupt)
+    monkeypatch.setattr(f"fsachain.asr.cli.{work}", interrupt)
     told = fsachain.ends(EXIT_INTERRUPTED, command).err
     assert re.search(rf"\ninterrupted; give the same command again: it .*{how}", told)
 
@@ -306,7 +306,7 @@ def test_ctrl_c_while_a_command_is_imported_says_so_too(fsachain, monkeypatch):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fsachain.cli.app.import_module", interrupt)
+    monkeypatch.setattr("fsachain.asr.cli.app.import_module", interrupt)
     assert "it goes on from the newest checkpoint" in fsachain("train data n.npz m").err
 
 

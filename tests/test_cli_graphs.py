@@ -12,15 +12,15 @@ from graph_paths import sample_paths, scores_along
 from random_graphs import connected_graph, left_to_right_graph
 
 from fsachain import DenominatorGraph, Fsa, LFMMILoss, TableBatch, best_path, forward_backward
-from fsachain.cli.graphs import told_stars
-from fsachain.cli.lang import load_lang
+from fsachain.asr.cli.graphs import told_stars
+from fsachain.asr.cli.lang import load_lang
+from fsachain.asr.kaldi.archive import read_table
+from fsachain.asr.kaldi.model import read_context_tree
+from fsachain.asr.kaldi.values import read_matrix, write_matrices
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.lexicon import Lexicon, read_phones
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.shards import TableShards
-from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.model import read_context_tree
-from fsachain.kaldi.values import read_matrix, write_matrices
 from fsachain.openfst import read_fst
 
 

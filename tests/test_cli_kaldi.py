@@ -12,14 +12,14 @@ from graph_paths import Scorer, sample_paths
 from test_lattices import spoken, two_ways
 
 from fsachain import DenominatorGraph, Fsa, equivalent, estimate_phone_lm
-from fsachain.cli.graphs import load_normalization
-from fsachain.cli.lang import load_lang
-from fsachain.data.kaldi_examples import read_examples
+from fsachain.asr.cli.graphs import load_normalization
+from fsachain.asr.cli.lang import load_lang
+from fsachain.asr.data.kaldi_examples import read_examples
+from fsachain.asr.kaldi.archive import read_table, read_value
+from fsachain.asr.kaldi.lattice import phone_lattice, read_lattice
+from fsachain.asr.kaldi.model import read_transition_model
+from fsachain.asr.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector, write_matrices
 from fsachain.graph.supervision import load_chunks
-from fsachain.kaldi.archive import read_table, read_value
-from fsachain.kaldi.lattice import phone_lattice, read_lattice
-from fsachain.kaldi.model import read_transition_model
-from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector, write_matrices
 from fsachain.openfst import read_fst
 
 OPTIONS = "--lang lang --den den --config config.yaml"

@@ -12,14 +12,16 @@ from graph_paths import Scorer, assert_same_columns, assert_same_scores, log_add
 from refusals import refuses
 
 from fsachain import ContextTree, Forgiveness, Fsa, Lexicon, Topology, build_numerator
-from fsachain.cli.graphs import load_normalization
-from fsachain.cli.lang import load_lang
-from fsachain.cli.model import AcousticModel
-from fsachain.cli.resources import Resources
-from fsachain.data import DataDir
-from fsachain.data.utterance import Fault
-from fsachain.decode.decoder import decode
-from fsachain.decode.suspicious import doubts, with_cheap_star
+from fsachain.asr.cli.graphs import load_normalization
+from fsachain.asr.cli.lang import load_lang
+from fsachain.asr.cli.model import AcousticModel
+from fsachain.asr.cli.resources import Resources
+from fsachain.asr.data import DataDir
+from fsachain.asr.data.utterance import Fault
+from fsachain.asr.decode.decoder import decode
+from fsachain.asr.decode.suspicious import doubts, with_cheap_star
+from fsachain.asr.train.log import read_log
+from fsachain.asr.train.source import ForgivingNumerators
 from fsachain.errors import DataError, GraphError
 from fsachain.graph.algorithms import equivalent
 from fsachain.graph.decoding import build_decoding_graph
@@ -30,8 +32,6 @@ from fsachain.graph.patterns import OneOf, build_pattern_numerator, optional
 from fsachain.graph.spelling import phone_loop
 from fsachain.openfst import Transducer, write_fst
 from fsachain.table import compile_table
-from fsachain.train.log import read_log
-from fsachain.train.source import ForgivingNumerators
 
 PATTERNS = {"u1": "( 0.7 yes no | 0.3 yes yes no )", "u2": "* no *", "u3": "yes <loop>", "u4": "[ no ] <spell>"}  # fmt: skip
 

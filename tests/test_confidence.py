@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from refusals import refuses
 from tolerances import ENUMERATION, LATTICE_POSTERIOR
 
-from fsachain.decode.decoder import Decoder, DecoderConfig
-from fsachain.decode.suspicious import BEAM, likely_paths, mend, mended
-from fsachain.decode.transcribe import PauseCutter, silence_pdfs, word_posteriors
+from fsachain.asr.decode.decoder import Decoder, DecoderConfig
+from fsachain.asr.decode.suspicious import BEAM, likely_paths, mend, mended
+from fsachain.asr.decode.transcribe import PauseCutter, silence_pdfs, word_posteriors
+from fsachain.asr.kaldi.lattice import Lattice
 from fsachain.errors import ConfigError, DataError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.topology import Topology
-from fsachain.kaldi.lattice import Lattice
 
 YES, NO = 1, 2
 

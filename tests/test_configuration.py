@@ -9,11 +9,11 @@ from cli_fixtures import assert_one_line
 from context_trees import full_tree
 from refusals import refuses
 
-from fsachain.cli.config import NETWORKS, SECTIONS, Experiment, options_of, read_experiment
-from fsachain.data.features import FeatureConfig
+from fsachain.asr.cli.config import NETWORKS, SECTIONS, Experiment, options_of, read_experiment
+from fsachain.asr.data.features import FeatureConfig
+from fsachain.asr.train.config import load_yaml
 from fsachain.errors import ConfigError
 from fsachain.graph.topology import Topology
-from fsachain.train.config import load_yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from own_networks import as_trained, batch
 from tolerances import NETWORK_BFLOAT16, NETWORK_FLOAT64
 
-from fsachain.nn import Conformer, ConformerConfig
-from fsachain.nn.conformer import ConvSubsampling, RotaryAttention, frames_below, rotation, visible
+from fsachain.asr.nn import Conformer, ConformerConfig
+from fsachain.asr.nn.conformer import ConvSubsampling, RotaryAttention, frames_below, rotation, visible
 
 SMALL = {"num_features": 5, "num_pdfs": 7, "channels": 16, "num_heads": 2, "num_layers": 2}
 SMALL |= {"feed_forward": 24, "kernel": 5, "filters": 4}

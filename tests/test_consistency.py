@@ -17,10 +17,10 @@ from torch.nn.functional import ctc_loss, kl_div
 from toy_training import any_pdf, config, corpus, tdnnf
 
 from fsachain import DenominatorGraph, Fsa, LFMMILoss, TableBatch, ctc_graph, total_log_prob
-from fsachain.data.augment import AugmentConfig, augment, shift_frames
-from fsachain.data.dataset import Example
+from fsachain.asr.data.augment import AugmentConfig, augment, shift_frames
+from fsachain.asr.data.dataset import Example
+from fsachain.asr.train.trainer import Trainer
 from fsachain.errors import ConfigError, ShapeError
-from fsachain.train.trainer import Trainer
 
 FACTOR = 0.3
 ANY_PDF = Fsa(1, [0] * WIDTH, [0] * WIDTH, range(WIDTH), [0.0] * WIDTH, [0.0])

@@ -13,11 +13,11 @@ import soundfile
 from refusals import refuses
 from tolerances import FLOAT32_ROUNDING
 
-from fsachain.data import DataDir, FeatureConfig, load_examples
-from fsachain.data.audio import audio_identity, read_audio
-from fsachain.data.features import frame_counts, utterance_features
+from fsachain.asr.data import DataDir, FeatureConfig, load_examples
+from fsachain.asr.data.audio import audio_identity, read_audio
+from fsachain.asr.data.features import frame_counts, utterance_features
+from fsachain.asr.report.collect import samples_of
 from fsachain.errors import DataError
-from fsachain.report.collect import samples_of
 
 FEATURES = FeatureConfig(num_mel_bins=8)
 ARCHIVE = FeatureConfig(kind="archive", num_columns=5)

@@ -12,8 +12,8 @@ from kaldi_native_io import CompressedMatrixWriter, CompressionMethod
 from refusals import refuses
 from tolerances import NORMALISED_VARIANCE, SPEED_FRAMES
 
-from fsachain.cli.model import normalise_set
-from fsachain.data import (
+from fsachain.asr.cli.model import normalise_set
+from fsachain.asr.data import (
     CmvnConfig,
     DataDir,
     Example,
@@ -24,8 +24,14 @@ from fsachain.data import (
     load_examples,
     normalise,
 )
-from fsachain.data.features import UNKNOWN, compute_features, frame_counts, num_frames_of, utterance_features
-from fsachain.data.order import EpochOrder, length_buckets
+from fsachain.asr.data.features import (
+    UNKNOWN,
+    compute_features,
+    frame_counts,
+    num_frames_of,
+    utterance_features,
+)
+from fsachain.asr.data.order import EpochOrder, length_buckets
 from fsachain.errors import ConfigError, DataError
 
 LENGTHS = np.random.default_rng(4).integers(20, 600, 203).tolist()

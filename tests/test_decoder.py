@@ -10,8 +10,8 @@ import tolerances
 from graph_paths import scores_along
 from refusals import refuses
 
-from fsachain.decode.decoder import Decoder, DecoderConfig, decode, lattices, search_all
-from fsachain.decode.transcribe import word_posteriors
+from fsachain.asr.decode.decoder import Decoder, DecoderConfig, decode, lattices, search_all
+from fsachain.asr.decode.transcribe import word_posteriors
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError
 from fsachain.openfst import Transducer
 

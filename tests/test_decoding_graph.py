@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refuses
 
-from fsachain.decode.decoder import Decoder
+from fsachain.asr.decode.decoder import Decoder
+from fsachain.asr.kaldi.archive import read_table
+from fsachain.asr.kaldi.model import pdf_graph, read_context_tree, read_transition_model
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.decoding import build_decoding_graph
@@ -22,8 +24,6 @@ from fsachain.graph.grammar import estimate_arpa, grammar_from_arpa, word_loop
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.topology import Topology
-from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.model import pdf_graph, read_context_tree, read_transition_model
 from fsachain.openfst import Transducer, grammar_over, read_fst, read_symbols
 from fsachain.stream import Cursor
 

@@ -35,10 +35,10 @@ from fsachain import (
     rnnt_loss,
     total_log_prob,
 )
-from fsachain.data.audio import Perturbation
+from fsachain.asr.data.audio import Perturbation
+from fsachain.asr.nn import TdnnfConfig
 from fsachain.errors import require
 from fsachain.graph.decoding import Weights
-from fsachain.nn import TdnnfConfig
 
 INF, NAN = math.inf, math.nan
 ONES = torch.ones(2, requires_grad=True)

@@ -47,7 +47,7 @@ def test_a_notebook_draws_what_came_from_the_package():
     assert fsa._repr_svg_().startswith("<svg")
 
 
-PUBLIC = ("fsachain", "fsachain.data", "fsachain.nn", "fsachain.plot")
+PUBLIC = ("fsachain", "fsachain.asr.data", "fsachain.asr.nn", "fsachain.asr.plot")
 
 
 @pytest.mark.parametrize("package", PUBLIC)
@@ -88,7 +88,7 @@ def test_records_and_graphs_of_many_sequences_print_as_one_line(tmp_path):
 
 
 def test_what_is_many_is_counted_and_what_is_one_number_shown():
-    batch = fsachain.data.Batch(("a", "b", "c", "d"), (), (), torch.zeros(4, 2, 3), torch.tensor(1.5))
+    batch = fsachain.asr.data.Batch(("a", "b", "c", "d"), (), (), torch.zeros(4, 2, 3), torch.tensor(1.5))
     expected = "Batch(ids=('a', 'b', 'c', ... 4 in all), speakers=(), words=(), features=float32 [4, 2, 3], lengths=1.5"
     assert brief(batch) == f"{expected}, windows=None, views=1)"
     path = fsachain.BestPath(np.zeros(2), [np.zeros(3, np.int32)] * 2, [], [])

@@ -11,12 +11,12 @@ import soundfile
 import tolerances
 from refusals import refuses
 
-from fsachain.data.audio import Perturbation, change_speed
-from fsachain.data.augment import AugmentConfig, augment, augment_all, shift_frames, warp_frequencies
-from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.data.dataset import Example, load_examples
-from fsachain.data.features import FeatureConfig, compute_features
-from fsachain.data.kaldi_dir import DataDir, Utterance
+from fsachain.asr.data.audio import Perturbation, change_speed
+from fsachain.asr.data.augment import AugmentConfig, augment, augment_all, shift_frames, warp_frequencies
+from fsachain.asr.data.cmvn import Cmvn, CmvnConfig
+from fsachain.asr.data.dataset import Example, load_examples
+from fsachain.asr.data.features import FeatureConfig, compute_features
+from fsachain.asr.data.kaldi_dir import DataDir, Utterance
 from fsachain.errors import ConfigError, DataError, ShapeError
 
 
@@ -216,7 +216,7 @@ def test_cmvn_errors_name_what_is_wrong():
 @pytest.fixture
 def utterances(tmp_path, monkeypatch):
     """Five utterances in chunks of two."""
-    monkeypatch.setattr("fsachain.data.features.CHUNK", 2)
+    monkeypatch.setattr("fsachain.asr.data.features.CHUNK", 2)
     made = []
     for i in range(5):
         path = tmp_path / f"{i}.wav"
@@ -237,7 +237,7 @@ def assert_equal(left, right):
 def test_cached_features_equal_computed_ones_and_are_not_computed_again(utterances, tmp_path, monkeypatch):
     folder, plain = tmp_path / "cache", load_features(utterances, FeatureConfig())
     assert_equal(load_features(utterances, FeatureConfig(), cache_dir=folder), plain)
-    again = "fsachain.data.features.utterance_features"
+    again = "fsachain.asr.data.features.utterance_features"
     monkeypatch.setattr(again, lambda *unused: pytest.fail("computed although cached"))
     assert_equal(load_features(utterances, FeatureConfig(), cache_dir=folder, num_workers=2), plain)
     assert sorted(path.suffix for path in folder.iterdir()) == [".npz"] * 3

@@ -21,13 +21,13 @@ from fsachain import (
     forward_backward,
     lm_phones,
 )
+from fsachain.asr.train.log import read_log
 from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.numerator import load_numerators, save_numerators
 from fsachain.graph.transducer import product
 from fsachain.table import compile_table
-from fsachain.train.log import read_log
 
 FLOOR = 1e-3
 WORDS = {"one": "w a n", "two": "t u", "ten": "t e n", "new": "n u", "zoo": "z u"}

@@ -18,8 +18,8 @@ from refusals import refuses
 
 import fsachain
 from fsachain import ContextTree, DenominatorGraph, Forgiveness, Lexicon, LFMMILoss, Topology, build_numerator
-from fsachain.data.utterance import Utterance
-from fsachain.decode.suspicious import doubts, with_cheap_star
+from fsachain.asr.data.utterance import Utterance
+from fsachain.asr.decode.suspicious import doubts, with_cheap_star
 from fsachain.errors import ConfigError, GraphError
 from fsachain.graph.denominator import build_denominator, coarse
 from fsachain.graph.forgive import forgive

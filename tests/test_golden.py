@@ -14,10 +14,10 @@ import tolerances
 from conftest import SHARED
 from refusals import refuses
 
+from fsachain.asr.kaldi.archive import read_table
+from fsachain.asr.kaldi.examples import LoggedObjective, read_objective
+from fsachain.asr.kaldi.values import read_matrix, write_matrices
 from fsachain.errors import DataError
-from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.examples import LoggedObjective, read_objective
-from fsachain.kaldi.values import read_matrix, write_matrices
 from tools.golden import graphs, kaldi, peers
 from tools.golden.rows import compare
 

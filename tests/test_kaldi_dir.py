@@ -7,9 +7,9 @@ import soundfile
 import tolerances
 from refusals import refuses
 
-from fsachain.data.audio import read_audio
-from fsachain.data.features import FeatureConfig, utterance_features
-from fsachain.data.kaldi_dir import DataDir, read_table
+from fsachain.asr.data.audio import read_audio
+from fsachain.asr.data.features import FeatureConfig, utterance_features
+from fsachain.asr.data.kaldi_dir import DataDir, read_table
 from fsachain.errors import DataError
 
 RATE = 8000

@@ -16,16 +16,11 @@ from graph_paths import assert_same_columns
 from refusals import refuses
 
 from fsachain import stream
-from fsachain.data.kaldi_examples import read_examples
-from fsachain.errors import DataError, GraphError
-from fsachain.fsa import Fsa, read_fsa
-from fsachain.graph.context import BiphoneCounts, ContextTree
-from fsachain.graph.lexicon import read_phones
-from fsachain.graph.topology import HmmState, Topology
-from fsachain.kaldi.archive import read_table, read_value
-from fsachain.kaldi.examples import read_example
-from fsachain.kaldi.model import read_context_tree, read_topology, read_transition_model, read_tree
-from fsachain.kaldi.values import (
+from fsachain.asr.data.kaldi_examples import read_examples
+from fsachain.asr.kaldi.archive import read_table, read_value
+from fsachain.asr.kaldi.examples import read_example
+from fsachain.asr.kaldi.model import read_context_tree, read_topology, read_transition_model, read_tree
+from fsachain.asr.kaldi.values import (
     read_alignment,
     read_matrix,
     read_num_rows,
@@ -33,6 +28,11 @@ from fsachain.kaldi.values import (
     read_vector,
     write_matrices,
 )
+from fsachain.errors import DataError, GraphError
+from fsachain.fsa import Fsa, read_fsa
+from fsachain.graph.context import BiphoneCounts, ContextTree
+from fsachain.graph.lexicon import read_phones
+from fsachain.graph.topology import HmmState, Topology
 from fsachain.openfst import read_fst, read_symbols
 from fsachain.stream import Cursor, open_file
 

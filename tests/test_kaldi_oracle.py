@@ -13,6 +13,7 @@ import pytest
 import tolerances
 from graph_paths import assert_same_scores
 
+from fsachain.asr.kaldi.model import parse_topology
 from fsachain.fsa import input_fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_arcs
@@ -20,7 +21,6 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.spelling import transcript_acceptor, ways_to_say
 from fsachain.graph.topology import HmmState, Topology
-from fsachain.kaldi.model import parse_topology
 from fsachain.stream import Cursor
 from tools.golden.oracle import Job, lexicon_transducer, topology_text, training_graphs
 
@@ -104,7 +104,7 @@ def test_the_topology_that_kaldi_gets_is_ours(topology):
 
 def test_the_lexicon_that_kaldi_gets_is_kaldis(shared):
     """L.fst of a golden case, arc for arc but for the numbers of states."""
-    from fsachain.kaldi.archive import read_value
+    from fsachain.asr.kaldi.archive import read_value
     from fsachain.openfst import read_fst, read_symbols
 
     folder = shared / "golden/kaldi/lm/lm1_tiny"

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refuses
 
-from fsachain.cli.lang import load_lang
-from fsachain.cli.model import AcousticModel
+from fsachain.asr.cli.lang import load_lang
+from fsachain.asr.cli.model import AcousticModel
+from fsachain.asr.train.checkpoint import load_tensors, save_tensors
 from fsachain.errors import GraphError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon, phone_difference
 from fsachain.graph.numerator import build_numerator, load_numerators, save_numerators
 from fsachain.graph.topology import Topology
-from fsachain.train.checkpoint import load_tensors, save_tensors
 
 LEXICON = "yes Y EH S\nno N OW\n"
 OTHERS = {  # lexicon, context, what is named; the first two have as many pdfs

@@ -13,12 +13,12 @@ from graph_paths import Scorer, assert_same_columns, log_add
 from kaldi_bytes import check
 from refusals import refuses
 
+from fsachain.asr.kaldi.archive import read_table
+from fsachain.asr.kaldi.lattice import lattice_pdfs, phone_lattice, read_lattice
+from fsachain.asr.kaldi.model import read_context_tree, read_transition_model
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.graph.lexicon import read_phones
 from fsachain.graph.supervision import AlignedPhone, build_supervision
-from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.lattice import lattice_pdfs, phone_lattice, read_lattice
-from fsachain.kaldi.model import read_context_tree, read_transition_model
 from fsachain.stream import Cursor
 
 

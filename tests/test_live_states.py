@@ -46,8 +46,8 @@ for module in ("kaldi_decoder", "kaldifst", "kaldilm"):
     pytest.importorskip(module, reason="the extra 'recipes' is not installed")
 
 from fsachain import ContextTree, Lexicon, Topology
-from fsachain.decode.decoder import Decoder, DecoderConfig, lattices
-from fsachain.decode.lattices import best_words
+from fsachain.asr.decode.decoder import Decoder, DecoderConfig, lattices
+from fsachain.asr.decode.lattices import best_words
 from fsachain.graph.decoding import DecodingGraph
 from fsachain.graph.grammar import word_loop
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from refusals import refuses
 from tolerances import OBJF_PER_FRAME_FLOAT64
 
+from fsachain.asr.decode.align import STRICT, FrameTiming, LongAligner, Tolerance, alignment_numerator
 from fsachain.backends.dispatch import best_path
-from fsachain.decode.align import STRICT, FrameTiming, LongAligner, Tolerance, alignment_numerator
 from fsachain.errors import ConfigError, DataError, GraphError, ShapeError
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_graphs import graphs
 
-from fsachain.data.kaldi_examples import read_examples
+from fsachain.asr.data.kaldi_examples import read_examples
+from fsachain.asr.kaldi.examples import split_merged
 from fsachain.errors import DataError
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.transducer import remove_epsilons
-from fsachain.kaldi.examples import split_merged
 from fsachain.openfst import Transducer
 
 FRAMES, PDFS = 3, 2

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from refusals import refuses
 from tolerances import NETWORK_FLOAT32, NETWORK_FLOAT64
 
-from fsachain.cli.config import Experiment
-from fsachain.cli.model import AcousticModel, begin_network, permitted_imports, read_weights
-from fsachain.data.cmvn import Cmvn
-from fsachain.data.dataset import Example
+from fsachain.asr.cli.config import Experiment
+from fsachain.asr.cli.model import AcousticModel, begin_network, permitted_imports, read_weights
+from fsachain.asr.data.cmvn import Cmvn
+from fsachain.asr.data.dataset import Example
+from fsachain.asr.nn import Conformer, StreamingModel
+from fsachain.asr.nn.network import check_output
+from fsachain.asr.train.checkpoint import Checkpoint
 from fsachain.errors import ConfigError, DataError, ShapeError
-from fsachain.nn import Conformer, StreamingModel
-from fsachain.nn.network import check_output
-from fsachain.train.checkpoint import Checkpoint
 from recipes.fine_tune.encoder import DilatedEncoder
 
 NETWORKS = {
@@ -250,7 +250,7 @@ def test_an_output_that_is_not_what_the_class_says_is_refused():
             "Unthinned",
             r"nnet_output has shape \[2, 90, 7\], 90 frames for 90 of features; expected 30, as output_lengths",
         ),
-        ("Bare", "the network gave a Tensor; expected a fsachain.nn.NetworkOutput"),
+        ("Bare", "the network gave a Tensor; expected a fsachain.asr.nn.NetworkOutput"),
     ):
         network = getattr(own_networks, name)(5, 7)
         with pytest.raises(ShapeError, match=message):

@@ -13,9 +13,9 @@ for module in ("kaldi_decoder", "kaldifst", "kaldilm"):
     pytest.importorskip(module, reason="the extra 'recipes' is not installed")
 
 from fsachain import ContextTree, Lexicon, Topology
-from fsachain.decode.decoder import Decoder, lattices
-from fsachain.decode.lattices import best_words
-from fsachain.decode.rescore import Rescorer, best_word_sequences
+from fsachain.asr.decode.decoder import Decoder, lattices
+from fsachain.asr.decode.lattices import best_words
+from fsachain.asr.decode.rescore import Rescorer, best_word_sequences
 from fsachain.graph.decoding import DecodingGraph, Weights
 from fsachain.graph.grammar import NgramScores
 from fsachain.graph.lexicon import Pronunciation

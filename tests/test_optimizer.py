@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import nn
 from toy_training import BreakAfter, Interruption, ToyLoss, ToyModel, config, corpus, new_trainer
 
-from fsachain.data.augment import AugmentConfig
+from fsachain.asr.data.augment import AugmentConfig
+from fsachain.asr.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
+from fsachain.asr.train.config import OPTIMIZERS, OptimizerConfig, TrainConfig
+from fsachain.asr.train.ending import best_average
+from fsachain.asr.train.log import read_log
+from fsachain.asr.train.optimizer import MaxChange, Schedules, by_prefix, make_optimizer, set_learning_rate
+from fsachain.asr.train.schedule import Schedule
+from fsachain.asr.train.step import GROW_AFTER, Precision
+from fsachain.asr.train.trainer import Trainer
 from fsachain.errors import ConfigError
-from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
-from fsachain.train.config import OPTIMIZERS, OptimizerConfig, TrainConfig
-from fsachain.train.ending import best_average
-from fsachain.train.log import read_log
-from fsachain.train.optimizer import MaxChange, Schedules, by_prefix, make_optimizer, set_learning_rate
-from fsachain.train.schedule import Schedule
-from fsachain.train.step import GROW_AFTER, Precision
-from fsachain.train.trainer import Trainer
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 

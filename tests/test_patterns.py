@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from refusals import refuses
 
-from fsachain.decode.keyword import false_reject_rate, keyword_scores
+from fsachain.asr.decode.keyword import false_reject_rate, keyword_scores
+from fsachain.asr.kaldi.archive import read_value
 from fsachain.denominator import DenominatorGraph
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.fsa import Fsa, input_fsa
@@ -36,7 +37,6 @@ from fsachain.graph.phone_lm import estimate_phone_lm
 from fsachain.graph.spelling import phone_loop, spell
 from fsachain.graph.topology import Topology
 from fsachain.graph.transducer import product, remove_epsilons
-from fsachain.kaldi.archive import read_value
 from fsachain.openfst import Transducer, read_fst
 
 ENTRIES = [("a", 1.0, ["A"]), ("ab", 0.6, ["A", "B"]), ("ab", 0.4, ["B"]), ("b", 1.0, ["B"])]

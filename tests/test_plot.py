@@ -26,8 +26,7 @@ from plot_inputs import (
 )
 
 from fsachain import ConfigError, DataError, Fsa, ShapeError, rnnt_lattice
-from fsachain.graph.numerator import build_numerator
-from fsachain.plot import (
+from fsachain.asr.plot import (
     OccupancyPanel,
     TrellisPair,
     figure_svg,
@@ -45,8 +44,9 @@ from fsachain.plot import (
     save_figure,
     spectrogram,
 )
-from fsachain.plot.graph import ROW_WIDTH, THINNEST, WIDEST, lay_out
-from fsachain.plot.occupancy import MARKED
+from fsachain.asr.plot.graph import ROW_WIDTH, THINNEST, WIDEST, lay_out
+from fsachain.asr.plot.occupancy import MARKED
+from fsachain.graph.numerator import build_numerator
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -199,7 +199,7 @@ def test_a_log_cut_in_the_middle_is_drawn(tmp_path):
 
 
 def test_bars_are_the_shares_of_the_kinds_of_errors():
-    from fsachain.decode.wer import score
+    from fsachain.asr.decode.wer import score
 
     references = {"u1": ["a", "b"], "u2": ["a", "b", "c", "d"], "u3": ["a", "b"], "u4": []}
     hypotheses = {"u1": ["a", "x"], "u2": ["a", "c", "d", "e"], "u3": ["a", "b"], "u4": ["z"]}
@@ -230,7 +230,7 @@ def test_settings_of_matplotlib_stay_and_neither_pyplot_nor_torch_is_loaded():
         "import sys; sys.path.insert(0, 'tests'); from matplotlib import rcParams\n"
         "settings = lambda: [(name, rcParams[name]) for name in rcParams if name != 'backend']\n"  # it loads pyplot
         "before = settings()\n"
-        "from plot_inputs import every_figure; from fsachain.plot import figure_png\n"
+        "from plot_inputs import every_figure; from fsachain.asr.plot import figure_png\n"
         "[figure_png(figure) for figure in every_figure().values()]\n"
         "assert settings() == before\n"
         "assert not {'matplotlib.pyplot', 'torch'} & set(sys.modules)\n"

@@ -12,14 +12,14 @@ from cli_fixtures import run_command as run
 from cli_fixtures import save_untrained
 from plot_inputs import epoch, lattice_inputs
 
-from fsachain.cli import EXIT_USER_ERROR
-from fsachain.cli.model import AcousticModel
-from fsachain.cli.report import occupancies
-from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.ctm import read_ctm, textgrid_name
+from fsachain.asr.cli import EXIT_USER_ERROR
+from fsachain.asr.cli.model import AcousticModel
+from fsachain.asr.cli.report import occupancies
+from fsachain.asr.data.kaldi_dir import DataDir
+from fsachain.asr.decode.ctm import read_ctm, textgrid_name
+from fsachain.asr.plot import save_figure
+from fsachain.asr.report.collect import Layout
 from fsachain.fsa import Fsa
-from fsachain.plot import save_figure
-from fsachain.report.collect import Layout
 
 TEXT = {"u1": "yes no", "u2": "no", "a/../b": "no no yes"}
 
@@ -50,7 +50,7 @@ def drawn(monkeypatch):
         figures.append(figure)
         save_figure(figure, path)
 
-    monkeypatch.setattr("fsachain.cli.report.save_figure", save)
+    monkeypatch.setattr("fsachain.asr.cli.report.save_figure", save)
 
     def draw(*arguments):
         assert run("plot", *arguments) == 0

@@ -19,12 +19,12 @@ from cli_fixtures import run_command
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fsachain.cli.record import record_run, recorded_stage
-from fsachain.cli.report import tensorboard
+from fsachain.asr.cli.record import record_run, recorded_stage
+from fsachain.asr.cli.report import tensorboard
+from fsachain.asr.report.collect import Layout, add_times, choose, clip, collect, read_stages
+from fsachain.asr.report.page import NOTHING, all_tables, render, write_report
+from fsachain.asr.train.log import JsonLinesLog, read_log
 from fsachain.errors import ConfigError, DataError
-from fsachain.report.collect import Layout, add_times, choose, clip, collect, read_stages
-from fsachain.report.page import NOTHING, all_tables, render, write_report
-from fsachain.train.log import JsonLinesLog, read_log
 from tests import report_inputs
 
 DRAWN = "svg metadata defs style g path use clipPath rect pattern rdf cc dc image text tspan"

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fsachain import ContextTree, Lexicon, Topology
-from fsachain.decode.decoder import Decoder, DecoderConfig
-from fsachain.decode.rescore import (
+from fsachain.asr.decode.decoder import Decoder, DecoderConfig
+from fsachain.asr.decode.rescore import (
     Rescorer,
     RescoringConfig,
     WordSequence,

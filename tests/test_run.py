@@ -14,16 +14,16 @@ import pytest
 from cli_fixtures import TEXT, assert_one_line
 
 import fsachain.progress as lines
-from fsachain.cli import EXIT_INTERRUPTED, EXIT_LEFT_OUT
-from fsachain.cli.config import Experiment
-from fsachain.cli.model import AcousticModel
-from fsachain.cli.run import Run
-from fsachain.decode.wer import read_text
+from fsachain.asr.cli import EXIT_INTERRUPTED, EXIT_LEFT_OUT
+from fsachain.asr.cli.config import Experiment
+from fsachain.asr.cli.model import AcousticModel
+from fsachain.asr.cli.run import Run
+from fsachain.asr.decode.wer import read_text
+from fsachain.asr.report.collect import read_stages
 from fsachain.files import locked
 from fsachain.fsa import Fsa
 from fsachain.graph.numerator import load_numerators
 from fsachain.graph.patterns import parse_pattern
-from fsachain.report.collect import read_stages
 
 FIRST = ["lang", "features", "graphs", "train", "decode", "align", "report"]
 INPUTS = (
@@ -191,7 +191,7 @@ def test_interrupted_run_goes_on_with_the_stage_that_was_broken_off(fsachain, ex
 
     def broken_off(line: str) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr("fsachain.cli.run.Recogniser.decode", interrupt)
+            patch.setattr("fsachain.asr.cli.run.Recogniser.decode", interrupt)
             assert fsachain(line).status == EXIT_INTERRUPTED
 
     broken_off(f"run exp {inputs}")

@@ -12,11 +12,11 @@ from loss_inputs import LENGTHS, make_denominator, make_graphs, make_loss, make_
 from torch import nn
 from toy_training import ToyModel
 
+from fsachain.asr.train.config import TrainConfig
+from fsachain.asr.train.optimizer import Schedules, dropout_setters, make_optimizer
+from fsachain.asr.train.schedule import DECAYS, Schedule, ScheduleConfig, learning_rate
 from fsachain.errors import ConfigError
 from fsachain.loss.lfmmi import LFMMILoss
-from fsachain.train.config import TrainConfig
-from fsachain.train.optimizer import Schedules, dropout_setters, make_optimizer
-from fsachain.train.schedule import DECAYS, Schedule, ScheduleConfig, learning_rate
 
 STEPS = 101
 

@@ -16,7 +16,7 @@ from test_forgive import DENOMINATOR, ENTRIES, LEXICON, LM, LONGEST, NORMALIZATI
 
 import fsachain
 from fsachain import ContextTree, DenominatorGraph, Forgiveness, Lexicon, LFMMILoss, Topology, build_numerator
-from fsachain.decode.suspicious import score_of_any_frame
+from fsachain.asr.decode.suspicious import score_of_any_frame
 from fsachain.denominator import normalization_with_star
 from fsachain.errors import ConfigError
 from fsachain.graph.denominator import build_denominator

@@ -10,14 +10,14 @@ import pytest
 import soundfile
 from toy_training import one_pdf_table
 
-from fsachain.data import AugmentConfig, CmvnConfig, DataDir, FeatureConfig, Perturbation, load_examples
-from fsachain.data.cmvn import Cmvn
-from fsachain.data.dataset import load_usable
-from fsachain.data.features import frame_counts
-from fsachain.data.workers import Workers
+from fsachain.asr.data import AugmentConfig, CmvnConfig, DataDir, FeatureConfig, Perturbation, load_examples
+from fsachain.asr.data.cmvn import Cmvn
+from fsachain.asr.data.dataset import load_usable
+from fsachain.asr.data.features import frame_counts
+from fsachain.asr.data.workers import Workers
+from fsachain.asr.train.source import BatchSource, Corpus, Preparation, StreamSource
+from fsachain.asr.train.world import Share
 from fsachain.errors import DataError, GraphError
-from fsachain.train.source import BatchSource, Corpus, Preparation, StreamSource
-from fsachain.train.world import Share
 
 FEATURES = FeatureConfig(num_mel_bins=8)
 COUNT = 23

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tolerances import NORMALISED_VARIANCE, RESAMPLED
 
-from fsachain.data.audio import BLOCK_SECONDS, Recording, Resampler
-from fsachain.data.cmvn import SlidingCmvn, Statistics
-from fsachain.data.features import FeatureConfig, FeatureStream, compute_features
+from fsachain.asr.data.audio import BLOCK_SECONDS, Recording, Resampler
+from fsachain.asr.data.cmvn import SlidingCmvn, Statistics
+from fsachain.asr.data.features import FeatureConfig, FeatureStream, compute_features
 from fsachain.errors import ConfigError, DataError
 
 CHUNKS = st.lists(st.integers(0, 40), min_size=1, max_size=8)

@@ -5,8 +5,8 @@ import torch
 from own_networks import as_trained, batch
 from tolerances import FEW_ROUNDINGS, ORTHONORMAL
 
-from fsachain.nn import Tdnnf, TdnnfConfig
-from fsachain.nn.layers import MaskedBatchNorm, TimeConstantDropout, semi_orthogonal_step
+from fsachain.asr.nn import Tdnnf, TdnnfConfig
+from fsachain.asr.nn.layers import MaskedBatchNorm, TimeConstantDropout, semi_orthogonal_step
 
 SMALL = {"num_features": 5, "num_pdfs": 7, "channels": 12, "bottleneck": 4, "prefinal": 8}
 VARIANTS = {

@@ -6,20 +6,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fsachain.cli.alignment import read_words
-from fsachain.cli.config import Experiment
-from fsachain.data.kaldi_dir import DataDir
-from fsachain.data.kaldi_dir import read_table as read_lines
-from fsachain.decode.ctm import CtmEntry, read_ctm, write_ctm
-from fsachain.decode.lattices import write_kaldi_lattices, write_openfst_lattices
-from fsachain.decode.wer import read_text
-from fsachain.decode.wer import write_text as write_transcripts
+from fsachain.asr.cli.alignment import read_words
+from fsachain.asr.cli.config import Experiment
+from fsachain.asr.data.kaldi_dir import DataDir
+from fsachain.asr.data.kaldi_dir import read_table as read_lines
+from fsachain.asr.decode.ctm import CtmEntry, read_ctm, write_ctm
+from fsachain.asr.decode.lattices import write_kaldi_lattices, write_openfst_lattices
+from fsachain.asr.decode.wer import read_text
+from fsachain.asr.decode.wer import write_text as write_transcripts
+from fsachain.asr.kaldi.archive import read_table
+from fsachain.asr.kaldi.lattice import Lattice
+from fsachain.asr.kaldi.values import read_alignment, read_posterior
 from fsachain.errors import FsachainError
 from fsachain.fsa import Fsa
 from fsachain.graph.lexicon import Lexicon, read_phones
-from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.lattice import Lattice
-from fsachain.kaldi.values import read_alignment, read_posterior
 from fsachain.openfst import read_symbols
 
 

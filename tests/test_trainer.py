@@ -15,17 +15,17 @@ import torch
 from toy_training import NUM_FEATURES, ToyModel, corpus, lfmmi_trainer, new_trainer, one_pdf_table
 
 from fsachain import progress
-from fsachain.data.dataset import Example, collate
+from fsachain.asr.data.dataset import Example, collate
+from fsachain.asr.train.checkpoint import list_checkpoints, load_tensors, save_tensors
+from fsachain.asr.train.config import OptimizerConfig, TrainConfig
+from fsachain.asr.train.log import JsonLinesLog, read_log
+from fsachain.asr.train.reporting import DivergedError, ShownProgress, diagnose, find_causes
+from fsachain.asr.train.schedule import Schedule, ScheduleConfig
+from fsachain.asr.train.source import BatchSource, SupervisedBatch, supervise
+from fsachain.asr.train.step import EpochSums, StepOutcome, Stepper
+from fsachain.asr.train.trainer import prefetch
+from fsachain.asr.train.world import World
 from fsachain.errors import ConfigError, DataError
-from fsachain.train.checkpoint import list_checkpoints, load_tensors, save_tensors
-from fsachain.train.config import OptimizerConfig, TrainConfig
-from fsachain.train.log import JsonLinesLog, read_log
-from fsachain.train.reporting import DivergedError, ShownProgress, diagnose, find_causes
-from fsachain.train.schedule import Schedule, ScheduleConfig
-from fsachain.train.source import BatchSource, SupervisedBatch, supervise
-from fsachain.train.step import EpochSums, StepOutcome, Stepper
-from fsachain.train.trainer import prefetch
-from fsachain.train.world import World
 
 
 def test_the_objective_rises_on_training_and_unseen_utterances(tmp_path):

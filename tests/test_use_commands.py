@@ -15,19 +15,19 @@ from cli_fixtures import ARPA, assert_one_line, save_untrained
 from refusals import refuses
 
 from fsachain import Aligner
-from fsachain.cli import decoding
-from fsachain.cli.decoding import DecodingGraphs, Recogniser, network_outputs
-from fsachain.cli.model import AcousticModel, lang_of
-from fsachain.cli.resources import Resources
-from fsachain.data import DataDir
-from fsachain.decode.ctm import read_ctm
-from fsachain.decode.lattices import as_transducer
-from fsachain.decode.rescore import RescoringConfig, WordSequence, sums_over_paths
-from fsachain.decode.times import BoundaryModel
+from fsachain.asr.cli import decoding
+from fsachain.asr.cli.decoding import DecodingGraphs, Recogniser, network_outputs
+from fsachain.asr.cli.model import AcousticModel, lang_of
+from fsachain.asr.cli.resources import Resources
+from fsachain.asr.data import DataDir
+from fsachain.asr.decode.ctm import read_ctm
+from fsachain.asr.decode.lattices import as_transducer
+from fsachain.asr.decode.rescore import RescoringConfig, WordSequence, sums_over_paths
+from fsachain.asr.decode.times import BoundaryModel
+from fsachain.asr.kaldi.archive import read_table
+from fsachain.asr.kaldi.lattice import read_lattice
 from fsachain.errors import ConfigError, counted
 from fsachain.graph.grammar import grammar_from_arpa
-from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.lattice import read_lattice
 from fsachain.openfst import Transducer, write_fst
 
 RATE = 8000

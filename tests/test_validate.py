@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import soundfile
 
-from fsachain.cli import EXIT_USER_ERROR
-from fsachain.cli.config import Experiment
-from fsachain.cli.lang import load_lang
-from fsachain.cli.training import validate_data
-from fsachain.data import audio
-from fsachain.data.utterance import Fault, fault_table, told_left_out
+from fsachain.asr.cli import EXIT_USER_ERROR
+from fsachain.asr.cli.config import Experiment
+from fsachain.asr.cli.lang import load_lang
+from fsachain.asr.cli.training import validate_data
+from fsachain.asr.data import audio
+from fsachain.asr.data.utterance import Fault, fault_table, told_left_out
+from fsachain.asr.train.log import read_log
 from fsachain.errors import DataError
-from fsachain.train.log import read_log
 
 RATE, WIDTH = 8000, 8
 EXPERIMENT = Experiment.from_dict({"features": {"sample_rate": RATE, "num_mel_bins": WIDTH}})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from refusals import refuses
 
-from fsachain.decode.wer import ErrorCounts, score
+from fsachain.asr.decode.wer import ErrorCounts, score
 from fsachain.errors import DataError
 
 

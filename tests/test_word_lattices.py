@@ -12,16 +12,16 @@ for module in ("kaldi_decoder", "kaldifst", "kaldilm", "kaldialign"):
     pytest.importorskip(module, reason="the extra 'recipes' is not installed")
 
 from fsachain import ContextTree, Lexicon, Topology
-from fsachain.decode.decoder import Decoder, DecoderConfig, lattices
-from fsachain.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
-from fsachain.decode.tune import TuningPoint, tune
-from fsachain.decode.wer import ErrorCounts
+from fsachain.asr.decode.decoder import Decoder, DecoderConfig, lattices
+from fsachain.asr.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
+from fsachain.asr.decode.tune import TuningPoint, tune
+from fsachain.asr.decode.wer import ErrorCounts
+from fsachain.asr.kaldi.archive import read_table
+from fsachain.asr.kaldi.lattice import read_lattice
 from fsachain.errors import ConfigError, DataError
 from fsachain.graph.decoding import DecodingGraph, Weights
 from fsachain.graph.grammar import grammar_from_arpa
 from fsachain.graph.open_vocabulary import WordIds
-from fsachain.kaldi.archive import read_table
-from fsachain.kaldi.lattice import read_lattice
 from fsachain.openfst import Transducer
 from fsachain.stream import open_file
 from tests import tolerances

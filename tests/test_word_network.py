@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fsachain import Lexicon
-from fsachain.cli.model import load_word_network, save_word_network
-from fsachain.decode.rescore import NetworkScores
+from fsachain.asr.cli.model import load_word_network, save_word_network
+from fsachain.asr.decode.rescore import NetworkScores
+from fsachain.asr.nn.word_network import train_word_network
+from fsachain.asr.train.checkpoint import load_tensors, save_tensors
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa
-from fsachain.nn.word_network import train_word_network
-from fsachain.train.checkpoint import load_tensors, save_tensors
 
 TEXT = [
     *[["de", noun, "slaapt"] for noun in ("katten", "honden", "muizen", "vissen") * 6],

@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fsachain.data.dataset import Example
+from fsachain.asr.data.dataset import Example
+from fsachain.asr.nn.tdnnf import Tdnnf, TdnnfConfig
+from fsachain.asr.train.config import TrainConfig
+from fsachain.asr.train.reporting import ShownProgress
+from fsachain.asr.train.schedule import ScheduleConfig
+from fsachain.asr.train.trainer import Trainer
 from fsachain.denominator import DenominatorGraph
 from fsachain.fsa import Fsa
 from fsachain.loss.lfmmi import LFMMILoss
-from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.table import compile_table
-from fsachain.train.config import TrainConfig
-from fsachain.train.reporting import ShownProgress
-from fsachain.train.schedule import ScheduleConfig
-from fsachain.train.trainer import Trainer
 
 NUM_PDFS = 6
 NUM_FEATURES = 4

@@ -9,7 +9,7 @@ set_num_threads(1)
 
 from shared_work import gradient
 
-from fsachain.train.world import World
+from fsachain.asr.train.world import World
 
 for kind in ("linear", "tdnnf"):
     gradient(World.alone(), (kind, [["utt00", "utt01"], ["utt02"]], "float32"))

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from fsachain.asr.train.reporting import Progress
 from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import TableBatch
-from fsachain.train.reporting import Progress
 from tests.device_arrays import on_device
 from tests.toy_training import NUM_PDFS, any_pdf, corpus, lfmmi_trainer, one_pdf_table
 from tools import parser_of

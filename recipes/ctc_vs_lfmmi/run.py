@@ -16,7 +16,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parents[1]))  # so that the script starts from any folder
 
-from fsachain.train.config import load_yaml
+from fsachain.asr.train.config import load_yaml
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.handwriting.prepare import prepare as prepare_handwriting
 from recipes.pipeline.corpus import prepare_data_dirs

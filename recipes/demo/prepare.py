@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import signal
 
-from fsachain.data.utterance import Utterance
-from fsachain.decode.ctm import CtmEntry, write_ctm
+from fsachain.asr.data.utterance import Utterance
+from fsachain.asr.decode.ctm import CtmEntry, write_ctm
 from recipes.demo.espeak import Delivery, Synthesizer
 from recipes.pipeline.corpus import copy_lexicon, write_audio, write_data_dir
 

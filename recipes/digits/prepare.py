@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.utterance import Utterance
+from fsachain.asr.data.utterance import Utterance
 from fsachain.errors import DataError, require
 from recipes.pipeline.corpus import SPLITS, copy_lexicon, read_data_dirs, write_audio, write_data_dir
 

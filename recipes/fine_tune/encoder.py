@@ -2,7 +2,7 @@
 
     network: {kind: "recipes.fine_tune.encoder:DilatedEncoder", channels: 128}
 
-`fsachain.nn.Network` says what is expected of it. Of fsachain it takes the form of the result, and a batch normalisation
+`fsachain.asr.nn.Network` says what is expected of it. Of fsachain it takes the form of the result, and a batch normalisation
 that leaves padding out.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsachain.nn import NetworkOutput
-from fsachain.nn.layers import MaskedBatchNorm
+from fsachain.asr.nn import NetworkOutput
+from fsachain.asr.nn.layers import MaskedBatchNorm
 
 
 class DilatedEncoder(nn.Module):

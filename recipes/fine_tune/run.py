@@ -15,7 +15,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path.insert(0, str(FOLDER.parents[1]))  # so that the script starts from any folder
 
-from fsachain.cli.model import FINAL_MODEL
+from fsachain.asr.cli.model import FINAL_MODEL
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir
 from recipes.pipeline.main import Prepare

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
 
-from fsachain.data.utterance import Utterance
+from fsachain.asr.data.utterance import Utterance
 from fsachain.errors import require
 from recipes.pipeline.corpus import write_data_dir
 

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from fsachain.data.utterance import Utterance
+from fsachain.asr.data.utterance import Utterance
 from fsachain.errors import DataError
 from recipes.pipeline.corpus import GRAMMAR, RESCORING, write_data_dir
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.data.kaldi_dir import DataDir, Utterance
+from fsachain.asr.data.kaldi_dir import DataDir, Utterance
+from fsachain.asr.kaldi.values import write_matrices
 from fsachain.errors import DataError, require
-from fsachain.kaldi.values import write_matrices
 
 SPLITS = ("train", "dev", "test")
 GRAMMAR = "grammar.arpa"  # of the search

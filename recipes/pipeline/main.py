@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.cli import EXIT_LEFT_OUT, call, describe, exit_status
-from fsachain.decode.wer import read_text, write_text
+from fsachain.asr.cli import EXIT_LEFT_OUT, call, describe, exit_status
+from fsachain.asr.decode.wer import read_text, write_text
+from fsachain.asr.train.world import World
 from fsachain.errors import FsachainError
-from fsachain.train.world import World
 from recipes.pipeline.corpus import GRAMMAR, RESCORING, SPLITS, prepare_data_dirs
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fsachain.asr.report.collect import STAGE_LOG, read_stages
+from fsachain.asr.train.config import flat
 from fsachain.errors import DataError
-from fsachain.report.collect import STAGE_LOG, read_stages
-from fsachain.train.config import flat
 from recipes.pipeline.main import DONE, REPOSITORY, Prepare, run_recipe
 
 

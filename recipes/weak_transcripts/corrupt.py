@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fsachain.data.utterance import Utterance
-from fsachain.decode.wer import read_text, write_text
+from fsachain.asr.data.utterance import Utterance
+from fsachain.asr.decode.wer import read_text, write_text
 from fsachain.errors import require
 
 SAID = "said.json"  # beside the text: for each utterance which of its words were said

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 RECIPES = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(RECIPES.parent))  # so that the script starts from any folder
 
-from fsachain.cli import call
-from fsachain.decode.wer import read_text
+from fsachain.asr.cli import call
+from fsachain.asr.decode.wer import read_text
 from recipes.digits.prepare import prepare as prepare_digits
 from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_data_dir
 from recipes.pipeline.main import Prepare

@@ -12,9 +12,9 @@ from process_group import Group
 from shared_work import Ended, Plan, Trained, train
 from toy_training import corpus, lfmmi_trainer
 
-from fsachain.data.dataset import collate
-from fsachain.train.checkpoint import Checkpoint, list_checkpoints
-from fsachain.train.world import World
+from fsachain.asr.data.dataset import collate
+from fsachain.asr.train.checkpoint import Checkpoint, list_checkpoints
+from fsachain.asr.train.world import World
 
 pytest.importorskip("safetensors")
 pytestmark = needs_gpu

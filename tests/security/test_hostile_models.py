@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from fsachain.cli.model import AcousticModel, permitted_imports, read_weights
+from fsachain.asr.cli.model import AcousticModel, permitted_imports, read_weights
+from fsachain.asr.train.checkpoint import Checkpoint, list_checkpoints, load_tensors, save_tensors
 from fsachain.errors import DataError
-from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors, save_tensors
 from tools.fuzz.readers import READERS
 
 MODEL = next(reader for reader in READERS if reader.name == "model")

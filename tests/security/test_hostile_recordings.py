@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import soundfile
 
-from fsachain.data.audio import read_audio
-from fsachain.data.cuts import MAX_SECONDS
-from fsachain.data.dataset import load_examples
-from fsachain.data.features import FeatureConfig, utterance_features
-from fsachain.data.kaldi_dir import DataDir, Utterance
-from fsachain.data.utterance import UtteranceError
+from fsachain.asr.data.audio import read_audio
+from fsachain.asr.data.cuts import MAX_SECONDS
+from fsachain.asr.data.dataset import load_examples
+from fsachain.asr.data.features import FeatureConfig, utterance_features
+from fsachain.asr.data.kaldi_dir import DataDir, Utterance
+from fsachain.asr.data.utterance import UtteranceError
 from fsachain.errors import DataError
 from tools.fuzz.reader import within
 

@@ -6,13 +6,13 @@ import os
 import numpy as np
 import pytest
 
+from fsachain.asr.train.config import MAX_BYTES, load_yaml
 from fsachain.errors import ConfigError, DataError, GraphError
 from fsachain.files import parse_json
 from fsachain.graph.grammar import grammar_from_arpa
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import load_numerators
 from fsachain.graph.supervision import holds_chunks, load_chunks
-from fsachain.train.config import MAX_BYTES, load_yaml
 from tools.fuzz.readers import READERS
 
 

@@ -69,9 +69,9 @@ DANGEROUS_CALLS |= {f"{package}.load" for package in ("torch", "yaml", "numpy", 
 # Each with the reason why it may.
 ALLOWED = {
     ("fsachain/graph/shards.py", "pickle"),  # a maker goes to worker processes, which this process started
-    ("fsachain/data/workers.py", "pickle"),  # likewise
+    ("fsachain/asr/data/workers.py", "pickle"),  # likewise
     ("fsachain/backends/cpu/jit.py", "pickle"),  # numba's index of compiled kernels, in the user's own cache folder
-    ("fsachain/cli/corpus.py", "urllib"),  # urllib.parse writes file names as addresses
+    ("fsachain/asr/cli/corpus.py", "urllib"),  # urllib.parse writes file names as addresses
 }  # fmt: skip
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from fsachain.cli.resources import executor_at
-from fsachain.data.workers import Workers
+from fsachain.asr.cli.resources import executor_at
+from fsachain.asr.data.workers import Workers
+from fsachain.asr.train.checkpoint import load_tensors
 from fsachain.errors import DataError
 from fsachain.graph.shards import TableShards
-from fsachain.train.checkpoint import load_tensors
 
 
 @pytest.fixture(scope="module")

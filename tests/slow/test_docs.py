@@ -18,8 +18,8 @@ import pytest
 import yaml
 from cli_fixtures import run_command
 
-from fsachain.cli.app import COMMANDS, app
-from fsachain.decode.wer import read_text
+from fsachain.asr.cli.app import COMMANDS, app
+from fsachain.asr.decode.wer import read_text
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -71,7 +71,7 @@ def test_modules_and_functions_that_a_page_names_are_there(page):
 def test_every_public_name_is_on_one_page_of_the_api():
     text = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     found = re.findall(r"^::: (\S+)$", text, re.MULTILINE)
-    for package in ("fsachain", "fsachain.data", "fsachain.nn", "fsachain.plot"):
+    for package in ("fsachain", "fsachain.asr.data", "fsachain.asr.nn", "fsachain.asr.plot"):
         here = [name.rpartition(".")[2] for name in found if name.rpartition(".")[0] == package]
         assert sorted(here) == sorted(importlib.import_module(package).__all__)
 

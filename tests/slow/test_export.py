@@ -13,9 +13,9 @@ from test_tdnnf import SMALL, network
 from test_use_commands import model as spoken_model  # noqa: F401
 from tolerances import NETWORK_FLOAT32
 
-from fsachain.data.cmvn import Cmvn, CmvnConfig
-from fsachain.nn import export
-from fsachain.nn.export import ExportedModel, export_onnx
+from fsachain.asr.data.cmvn import Cmvn, CmvnConfig
+from fsachain.asr.nn import export
+from fsachain.asr.nn.export import ExportedModel, export_onnx
 
 MODELS = {
     "global, subsampling in the input layer": ("global", "mean-variance", {}),

@@ -97,7 +97,7 @@ LONG_ALIGNMENT = """
 import sys
 import numpy as np
 from test_long_alignment import numerator_of, spoken, tree_of
-from fsachain.decode.align import LongAligner
+from fsachain.asr.decode.align import LongAligner
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_jit import ANNOUNCED, LOST, ROOT, Kernels, files, finished
 
-from fsachain.cli.warmup import JOBS
+from fsachain.asr.cli.warmup import JOBS
 
 
 @pytest.fixture

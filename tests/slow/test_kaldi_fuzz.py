@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from kaldi_bytes import check, damage, is_refused
 from test_decoder import WORDS, spell, word_loop
 
-from fsachain.data.kaldi_examples import read_examples
-from fsachain.decode.decoder import Decoder
+from fsachain.asr.data.kaldi_examples import read_examples
+from fsachain.asr.decode.decoder import Decoder
+from fsachain.asr.kaldi.archive import read_table, read_value
+from fsachain.asr.kaldi.examples import read_example
+from fsachain.asr.kaldi.model import read_topology, read_transition_model, read_tree
+from fsachain.asr.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector
 from fsachain.errors import DataError, GraphError, ShapeError
 from fsachain.fsa import Fsa, read_fsa
 from fsachain.graph.lexicon import Lexicon, read_phones
-from fsachain.kaldi.archive import read_table, read_value
-from fsachain.kaldi.examples import read_example
-from fsachain.kaldi.model import read_topology, read_transition_model, read_tree
-from fsachain.kaldi.values import read_alignment, read_matrix, read_posterior, read_vector
 from fsachain.openfst import MAGIC, read_fst, read_symbols
 from tools.fuzz.damage import HUGE
 

@@ -18,11 +18,11 @@ import soundfile
 import torch
 from kill_server import Server
 
-from fsachain.cli import EXIT_USER_ERROR
+from fsachain.asr.cli import EXIT_USER_ERROR
+from fsachain.asr.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
+from fsachain.asr.train.log import read_log
 from fsachain.files import PARTIAL
 from fsachain.graph.shards import TableShards
-from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
-from fsachain.train.log import read_log
 
 ALL = os.environ.get("FSACHAIN_KILLS") == "all"
 RANDOM_KILLS = 20 if ALL else 4
@@ -221,7 +221,7 @@ def test_a_killed_run_of_many_numerators_goes_on_with_what_is_missing(fsachain, 
     (built / "data/text").write_text("".join(f"{n} {s}\n" for n, s in zip(names, said, strict=True)))
     (built / "data/wav.scp").write_text("".join(f"{n} absent.wav\n" for n in names))
     arguments = ["num-tables", built / "data", built / "tables", "--lang", built / "lang", "--shard-size", 20]
-    command = [sys.executable, "-c", "from fsachain.cli import main; main()", *map(str, arguments)]
+    command = [sys.executable, "-c", "from fsachain.asr.cli import main; main()", *map(str, arguments)]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
     try:
         while not list((built / "tables").glob("*.tables")) and process.poll() is None:

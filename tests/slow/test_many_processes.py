@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from process_group import Group
 from shared_work import BY_ID, IMPOSSIBLE, Ended, Trained, gradient, plans, train
 
+from fsachain.asr.train.checkpoint import Checkpoint, list_checkpoints
+from fsachain.asr.train.config import OptimizerConfig
+from fsachain.asr.train.log import read_log
+from fsachain.asr.train.world import World, WorldError
 from fsachain.errors import DataError
-from fsachain.train.checkpoint import Checkpoint, list_checkpoints
-from fsachain.train.config import OptimizerConfig
-from fsachain.train.log import read_log
-from fsachain.train.world import World, WorldError
 
 NAMES = sorted(BY_ID)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.wer import read_text
+from fsachain.asr.data.kaldi_dir import DataDir
+from fsachain.asr.decode.wer import read_text
 from fsachain.errors import DataError
 from fsachain.graph.grammar import estimate_arpa
 from recipes.mini_librispeech import download

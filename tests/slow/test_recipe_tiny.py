@@ -10,15 +10,15 @@ import soundfile
 import tolerances
 from cli_fixtures import run_command
 
-from fsachain.cli.alignment import align
-from fsachain.cli.lang import load_lang
-from fsachain.cli.model import AcousticModel
-from fsachain.cli.resources import Resources
-from fsachain.cli.run import FIRST_PASS
-from fsachain.data.kaldi_dir import DataDir
+from fsachain.asr.cli.alignment import align
+from fsachain.asr.cli.lang import load_lang
+from fsachain.asr.cli.model import AcousticModel
+from fsachain.asr.cli.resources import Resources
+from fsachain.asr.cli.run import FIRST_PASS
+from fsachain.asr.data.kaldi_dir import DataDir
+from fsachain.asr.report.collect import read_stages
+from fsachain.asr.train.log import read_log
 from fsachain.graph.supervision import load_chunks
-from fsachain.report.collect import read_stages
-from fsachain.train.log import read_log
 from recipes.demo.prepare import prepare
 from recipes.pipeline.main import DONE, run_recipe
 

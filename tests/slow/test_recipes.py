@@ -12,11 +12,11 @@ import pytest
 import soundfile
 import torch
 
-from fsachain.data.features import FeatureConfig, utterance_features
-from fsachain.data.kaldi_dir import DataDir
-from fsachain.decode.wer import read_text
-from fsachain.report.collect import read_stages
-from fsachain.train.checkpoint import load_tensors
+from fsachain.asr.data.features import FeatureConfig, utterance_features
+from fsachain.asr.data.kaldi_dir import DataDir
+from fsachain.asr.decode.wer import read_text
+from fsachain.asr.report.collect import read_stages
+from fsachain.asr.train.checkpoint import load_tensors
 from recipes.ctc_vs_lfmmi import run as compare_objectives
 from recipes.demo.prepare import prepare as prepare_demo
 from recipes.digits import unseen

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from playwright import sync_api as playwright
 
-from fsachain.report.collect import Layout
-from fsachain.report.page import write_report
+from fsachain.asr.report.collect import Layout
+from fsachain.asr.report.page import write_report
 from tests import report_inputs, tolerances
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")

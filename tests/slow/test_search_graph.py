@@ -7,7 +7,7 @@ import pytest
 import pywrapfst
 from test_decoder import WORDS, spell, word_loop
 
-from fsachain.decode.decoder import Decoder
+from fsachain.asr.decode.decoder import Decoder
 from fsachain.errors import GraphError
 from fsachain.openfst import Transducer
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fsachain.cli import EXIT_STOPPED
-from fsachain.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
-from fsachain.train.log import read_log
+from fsachain.asr.cli import EXIT_STOPPED
+from fsachain.asr.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
+from fsachain.asr.train.log import read_log
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 240.0  # seconds that a process may take, on a machine that does other things too

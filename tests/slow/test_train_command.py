@@ -5,8 +5,8 @@ import pytest
 import torch
 from cli_fixtures import graphs_of
 
-from fsachain.train.checkpoint import load_tensors
-from fsachain.train.log import read_log
+from fsachain.asr.train.checkpoint import load_tensors
+from fsachain.asr.train.log import read_log
 
 OPTIONS = "train: {num_epochs: 2, batch_size: 4, batch_frames: 250, average_last: 1}\nperturbation: {speeds: [0.9, 1.0]}\n"
 BASE = "features: {sample_rate: 8000, num_mel_bins: 8}\nnetwork: {channels: 8, time_strides: [1]}\n"

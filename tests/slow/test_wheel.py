@@ -87,7 +87,7 @@ def test_wheel_carries_the_kernels_and_runs_a_loss(installed_python):
 def test_wheel_carries_the_templates_of_the_report(installed_python):
     program = (
         "from importlib import resources\n"
-        "print(*sorted(file.name for file in (resources.files('fsachain.report') / 'templates').iterdir()))"
+        "print(*sorted(file.name for file in (resources.files('fsachain.asr.report') / 'templates').iterdir()))"
     )
     assert run_installed(installed_python, program).split() == [
         "alignments.html",

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fsachain.asr.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
@@ -23,7 +24,6 @@ from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss
 from fsachain.loss.rnnt import rnnt_loss
 from fsachain.loss.total import total_log_prob
-from fsachain.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.table import compile_table
 from tests import tolerances
 from tools.bench.gpu_peers import EagerLFMMI

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 
 from fsachain import TableBatch
+from fsachain.asr.train.source import SupervisedBatch
+from fsachain.asr.train.trainer import laid_out, prefetch
 from fsachain.backends.cuda import backend
 from fsachain.backends.cuda.ctc import Targets, Task, ctc
 from fsachain.backends.cuda.device import Limits
-from fsachain.train.source import SupervisedBatch
-from fsachain.train.trainer import laid_out, prefetch
 from tools import parser_of
 from tools.bench.timing import Call, seconds_of
 from tools.bench.workloads import chains, entered_by_one_pdf

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fsachain.cli import record
+from fsachain.asr.cli import record
 from tools import ROOT, parser_of
 from tools.bench import workloads
 from tools.bench.tables import MAKERS

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fsachain.asr.cli import record
+from fsachain.asr.decode.wer import read_text
 from fsachain.backends.cpu import backend as cpu
 from fsachain.batch import TableBatch
-from fsachain.cli import record
-from fsachain.decode.wer import read_text
 from fsachain.denominator import DenominatorGraph
 from fsachain.fsa import Fsa
 from fsachain.graph.algorithms import table_bytes

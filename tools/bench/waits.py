@@ -22,7 +22,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from fsachain.data.kaldi_dir import DataDir
+from fsachain.asr.data.kaldi_dir import DataDir
 from fsachain.graph.lexicon import Lexicon
 from fsachain.loss.ctc import ctc_loss
 from fsachain.loss.lfmmi import LFMMILoss

@@ -15,16 +15,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fsachain.cli.config import Experiment
-from fsachain.cli.lang import Lang
-from fsachain.cli.model import AcousticModel, load_word_network, read_weights, save_word_network
-from fsachain.data.audio import read_audio
-from fsachain.data.cmvn import Cmvn
-from fsachain.data.cuts import cut_of
-from fsachain.data.kaldi_dir import DataDir, Utterance
-from fsachain.data.kaldi_examples import read_examples
-from fsachain.decode.ctm import read_ctm
-from fsachain.decode.wer import read_text
+from fsachain.asr.cli.config import Experiment
+from fsachain.asr.cli.lang import Lang
+from fsachain.asr.cli.model import AcousticModel, load_word_network, read_weights, save_word_network
+from fsachain.asr.data.audio import read_audio
+from fsachain.asr.data.cmvn import Cmvn
+from fsachain.asr.data.cuts import cut_of
+from fsachain.asr.data.kaldi_dir import DataDir, Utterance
+from fsachain.asr.data.kaldi_examples import read_examples
+from fsachain.asr.decode.ctm import read_ctm
+from fsachain.asr.decode.wer import read_text
+from fsachain.asr.kaldi.archive import read_table, read_value
+from fsachain.asr.kaldi.examples import read_example, read_objective
+from fsachain.asr.kaldi.lattice import read_lattice
+from fsachain.asr.kaldi.model import read_topology, read_transition_model, read_tree
+from fsachain.asr.kaldi.values import read_alignment, read_matrix, read_num_rows, read_posterior
+from fsachain.asr.nn.tdnnf import Tdnnf
+from fsachain.asr.nn.word_network import WordNetwork
+from fsachain.asr.train.checkpoint import Checkpoint
+from fsachain.asr.train.config import load_yaml
+from fsachain.asr.train.log import JsonLinesLog
 from fsachain.errors import DataError, MissingExtraError
 from fsachain.files import read_npz
 from fsachain.fsa import Fsa
@@ -33,19 +43,9 @@ from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator, load_numerators, save_numerators
 from fsachain.graph.supervision import Chunk, load_chunks, save_chunks
 from fsachain.graph.topology import Topology
-from fsachain.kaldi.archive import read_table, read_value
-from fsachain.kaldi.examples import read_example, read_objective
-from fsachain.kaldi.lattice import read_lattice
-from fsachain.kaldi.model import read_topology, read_transition_model, read_tree
-from fsachain.kaldi.values import read_alignment, read_matrix, read_num_rows, read_posterior
-from fsachain.nn.tdnnf import Tdnnf
-from fsachain.nn.word_network import WordNetwork
 from fsachain.openfst import read_fst, read_symbols
 from fsachain.stream import Cursor
 from fsachain.table import TableFile, TransitionTable, compile_table, write_tables
-from fsachain.train.checkpoint import Checkpoint
-from fsachain.train.config import load_yaml
-from fsachain.train.log import JsonLinesLog
 from tools.fuzz.damage import reseal_index, reseal_npz, reseal_safetensors, reseal_tables
 from tools.fuzz.reader import Reader, content
 

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fsachain import DenominatorGraph, Fsa
+from fsachain.asr.kaldi.model import read_context_tree
 from fsachain.graph.algorithms import SequenceScorer, random_paths
 from fsachain.graph.context import ContextTree
 from fsachain.graph.denominator import build_denominator
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.phone_lm import estimate_phone_lm
-from fsachain.kaldi.model import read_context_tree
 from tests import tolerances
 from tools import SHARED, parser_of
 

@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from fsachain import Fsa
+from fsachain.asr.kaldi.archive import read_value
 from fsachain.fsa import input_fsa
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.topology import Topology
 from fsachain.graph.transducer import remove_epsilons
-from fsachain.kaldi.archive import read_value
 from fsachain.openfst import Transducer, read_fst, write_fst
 
 SCRIPT = Path(__file__).with_name("kaldi_oracle.py")

@@ -1,0 +1,205 @@
+"""Utterances: where the samples or features of each are, who speaks, what is said; and what can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fsachain.errors import DataError, counted, printable
+from fsachain.files import replacing
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A part of a file that holds a file of its own, such as a member of a tar archive; `offset` and `size` in bytes.
+
+    `kind` is "audio" for whatever soundfile reads, "npy" or "llc" for a matrix of features [T, F] by NumPy or lilcom.
+    `num_frames` is T as the manifest says.
+    """
+
+    path: str
+    offset: int
+    size: int
+    kind: str
+    num_frames: int | None = None
+
+    def read(self) -> bytes:
+        try:
+            with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123
+                found = os.pread(file.fileno(), self.size, self.offset)
+        except OSError as error:
+            raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
+        if len(found) != self.size:
+            raise DataError(
+                f"{self.path}: ends after {len(found)} of the {self.size} bytes at byte {self.offset}"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A cut that lhotse itself reads, because it is more than a stretch of a file.
+
+    `text` is the cut as JSON with absolute paths, checked by `fsachain.asr.data.cuts`; `num_frames` is that of stored
+    features.
+    """
+
+    text: str
+    num_frames: int | None = None
+
+
+Part = Member | Cut
+
+
+@dataclass(slots=True, unsafe_hash=True)  # not frozen: that makes 100,000 of them take 0.4 s longer
+class Utterance:
+    """One stretch of speech by one speaker; not to be changed.
+
+    Attributes:
+        id: unique name of the utterance.
+        speaker: the speaker's name; the utterance's own id where the directory has no `utt2spk`.
+        words: the transcript, split at white space; empty where nothing is said or known.
+        audio: path of the recording, or a shell command that ends in `|`; None when only features exist.
+        start: first second of the utterance in its recording.
+        end: second where it ends, exclusive; None for the end of the recording.
+        feats: a Kaldi matrix address `file.ark:offset`, or None when features are computed from the audio.
+        channel: of the recording, from 0; None for the mean of all.
+        audio_part: how the recording is read where it is no whole file. For a `Member`, `audio` is its file, and `start`
+            and `end` apply. For a `Cut`, which has applied its own start, `end` is its length, and `audio` a name for
+            messages that ends in `|` if a command or a URL is part of the cut.
+        feats_part: how features are read where they have no Kaldi address; `feats` then is the file or folder.
+    """
+
+    id: str
+    speaker: str
+    words: tuple[str, ...]
+    audio: str | None
+    start: float = 0.0
+    end: float | None = None
+    feats: str | None = None
+    channel: int | None = None
+    audio_part: Part | None = None
+    feats_part: Part | None = None
+
+    def unusable(self, kind: str, reason: str) -> UtteranceError:
+        """The error that says so; `reason` goes on behind "utterance 'id'"."""
+        return UtteranceError(kind, self.id, f"utterance {self.id!r}{reason}")
+
+
+def is_command(location: str) -> bool:
+    """Whether a `wav.scp` or `feats.scp` value is a shell command rather than a path."""
+    return location.endswith("|") or location.startswith("|")
+
+
+_KINDS = (
+    "table, duplicate id, no transcript, no recording, no features, no speaker, segment, shell command, missing file, "
+    "unreadable audio, empty audio, sampling rate, unreadable features, width of features, features not finite, no frames, "
+    "digital silence, empty text, unknown word, no pronunciation, no alignment, no numerator, too short, no path"
+)
+KINDS = tuple(_KINDS.split(", "))  # of faults, in the order of `fault_table`
+SHOWN = 5  # utterances per kind; the others are counted
+MOST_NAMELESS = 500  # faulty lines that name no utterance
+LONGEST_DETAIL = 400  # letters
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An utterance that cannot be trained on (for a fault of a whole table, the file), and why.
+
+    `reason` is one line that names what is there and what is expected, `kind` is one of `KINDS`.
+    """
+
+    id: str
+    reason: str
+    kind: str = "no numerator"
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise DataError(f"kind of fault: {self.kind!r} is not one of {', '.join(KINDS)}")
+
+    @property
+    def without_id(self) -> str:
+        """The reason, where it does not begin by naming the utterance."""
+        bare = self.reason.removeprefix(f"utterance {self.id!r}").removeprefix(self.id)
+        return bare.removeprefix(":").lstrip()
+
+    def __str__(self) -> str:
+        return f"{self.id}: {self.without_id}"
+
+
+class UtteranceError(DataError):
+    """One utterance cannot be used; others may be."""
+
+    def __init__(self, kind: str, utterance: str, message: str) -> None:
+        super().__init__(message)
+        self.fault = Fault(utterance, message, kind)
+
+    def __reduce__(self) -> tuple[type[UtteranceError], tuple[str, str, str]]:
+        return type(self), (self.fault.kind, self.fault.id, self.fault.reason)
+
+
+class Faults:
+    """What readers of tables and manifests find wrong: the first fault of each utterance.
+
+    With `stop` the first fault is raised as `UtteranceError` instead.
+    """
+
+    def __init__(self, *, stop: bool) -> None:
+        self.stop = stop
+        self.by_id: dict[str, Fault] = {}
+        self.nameless: list[Fault] = []  # of lines that name no utterance
+
+    def report(self, kind: str, name: str, path: str | Path, line: int, message: str) -> None:
+        """Keep a fault of the utterance `name` (empty: not known) in a line (0: none in particular) of a file."""
+        if name in self.by_id:
+            return
+        where = f"{path}:{line}" if line else str(path)
+        fault = Fault(name or where, f"{where}: {message}", kind)
+        if self.stop:
+            raise UtteranceError(kind, fault.id, fault.reason)
+        if name:
+            self.by_id[name] = fault
+            return
+        self.nameless.append(fault)
+        if len(self.nameless) > MOST_NAMELESS:
+            raise DataError(
+                f"more than {MOST_NAMELESS} lines are none of such a file; the last: {fault.reason}"
+            )
+
+
+def shortened(detail: object) -> str:
+    text = str(detail)
+    return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."
+
+
+def fault_table(faults: Iterable[Fault], shown: int = SHOWN) -> str:
+    """The faults as text: for each kind their number, and the first `shown` with their reasons."""
+    by_kind: dict[str, list[Fault]] = {kind: [] for kind in KINDS}
+    for fault in faults:
+        by_kind[fault.kind].append(fault)
+    lines = []
+    for kind, found in by_kind.items():
+        if found:
+            lines.append(f"{len(found):>7}  {kind}")
+            alike: dict[str, list[str]] = {}  # utterances by what is said of them
+            for fault in found[:shown]:
+                alike.setdefault(fault.without_id, []).append(fault.id)
+            lines += [f"{'':>9}{printable(', '.join(names) + ': ' + why)}" for why, names in alike.items()]
+        if len(found) > shown:
+            lines.append(f"{'':>9}and {len(found) - shown} more")
+    return "\n".join(lines)
+
+
+def told_left_out(faults: Sequence[Fault], where: str = "") -> str:
+    """How many utterances are left out, and `fault_table`."""
+    verb = "is" if len(faults) == 1 else "are"
+    return f"{counted(len(faults), 'utterance')} {verb} left out{where}:\n{fault_table(faults)}"
+
+
+def write_faults(path: str | Path, faults: Iterable[Fault]) -> None:
+    """All faults, one JSON object (id, reason, kind) per line; the file is written all or nothing."""
+    with replacing(path) as file:
+        file.writelines(json.dumps(asdict(fault)).encode() + b"\n" for fault in faults)
