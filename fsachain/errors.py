@@ -131,10 +131,26 @@ def warn_once(kind: str, message: str, category: type[Warning]) -> None:
         warn(message, category)
 
 
-def counted(number: int, noun: str) -> str:
-    """As in "1 utterance", "2 epochs" and "3 batches"."""
-    ending = "" if number == 1 else "es" if noun.endswith(("tch", "x")) else "s"
-    return f"{number} {noun}{ending}"
+def counted(number: float, noun: str, spec: str = "") -> str:
+    """Return a number with its noun: "1 utterance", "2 epochs", "3 batches", "4 entries"; `spec` formats the number."""
+    return f"{number:{spec}} {noun if number == 1 else _plural(noun)}"
+
+
+def _plural(noun: str) -> str:
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+
+
+def refuse_text(
+    name: str,
+    value: object,
+    error: type[FsachainError] = GraphError,
+    expected: str = "a sequence of words, such as text.split()",
+) -> None:
+    """Raise this error for a string in the place of a sequence of strings, which Python would take letter by letter."""
+    if isinstance(value, str | bytes):
+        raise error(f"{name} = {value!r:.80}: expected {expected}")
 
 
 def but_for(number: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import gc
+import gzip
 import json
 import math
 import os
@@ -31,6 +32,7 @@ LOCK = ".lock"
 MAX_JSON_BYTES = 1 << 28
 LONGEST_LINE = 1 << 18  # bytes: a line of text becomes many small objects before anybody looks at them
 GZIP = b"\x1f\x8b"  # begins a file that gzip packed
+_UNPACKED_AT_ONCE = 1 << 20
 _LONGEST_NAME = 200  # file systems allow 255 bytes, of which the mark and a random part take some
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot, or need not
 
@@ -216,6 +218,27 @@ def text_lines(
         raise error(str(reason)) from reason
 
 
+def unpack(path: str | os.PathLike[str], into: str | os.PathLike[str], most: int) -> None:
+    """Write what gzip packed into the file `path` to `into`; a DataError where that is damaged or more than `most` bytes."""
+    size = 0
+    try:
+        with gzip.open(path) as packed, naming(into), Path(into).open("wb") as file:
+            while piece := packed.read(_UNPACKED_AT_ONCE):
+                size += len(piece)
+                if size > most:
+                    raise DataError(f"{path}: unpacks to more than {most} bytes; unpack it yourself")
+                file.write(piece)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{path}: cannot be unpacked ({getattr(error, 'strerror', None) or error})"
+        ) from error
+
+
+def most_unpacked(size: int) -> int:
+    """How many bytes a packed file of `size` bytes may unpack to: no bomb, and any text or graph."""
+    return min(MAX_UNPACKED_BYTES, max(_FREE_BYTES, MAX_RATIO * size))
+
+
 def said_words(path: str | os.PathLike[str]) -> list[str]:
     """The words of a transcript that is a file of its own, as editors save it: UTF-8 or, with a byte order mark, UTF-16."""
     try:
@@ -271,7 +294,7 @@ def _check_sizes(name: str, members: list[zipfile.ZipInfo], size: int) -> None:
     if len(members) > _MOST_ARRAYS:
         raise DataError(f"{name}: {len(members)} arrays; expected at most {_MOST_ARRAYS}")
     claimed = sum(member.file_size for member in members)
-    allowed = min(MAX_UNPACKED_BYTES, max(_FREE_BYTES, MAX_RATIO * size))
+    allowed = most_unpacked(size)
     if claimed > allowed:
         raise DataError(
             f"{name}: claims {len(members)} arrays of {claimed} bytes together; expected at most {allowed}, of a "

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import DataError, GraphError, brief, require
+from fsachain.errors import DataError, GraphError, brief, refuse_text, require
 from fsachain.stream import Cursor, open_file
 
 MAGIC = (2125659606).to_bytes(4, "little")
@@ -471,6 +471,8 @@ def grammar_over(grammar: Transducer, symbols: Sequence[str], words: Sequence[st
     `symbols` is `read_symbols("words.txt")`, `words` is `lexicon.words`; a word that the lexicon lacks is a DataError.
     `grammar_over(...).to_openfst()` is the argument `grammar` of `build_decoding_graph`.
     """
+    for argument, names in (("symbols", symbols), ("words", words)):
+        refuse_text(argument, names, DataError, "a sequence of words")
     ids = {word: number for number, word in enumerate(words, 1)}
     used = np.union1d(grammar.ilabel, grammar.olabel)
     if used.size and (used[0] < 0 or used[-1] > len(symbols)):

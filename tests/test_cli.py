@@ -131,8 +131,12 @@ def test_lexica_that_say_one_thing_in_two_ways_are_told(fsachain, tmp_path: Path
     (tmp_path / "text").write_text("u1 n\u00e9 yes\nu2 ne\u0301\n")
     assert "in two Unicode forms (NFC, NFD), such as 'n\u00e9'" in fsachain.ok("spell text spelled.txt").out
     (tmp_path / "lexicon.txt").write_text("no N OW\n<sil> sil\n")
-    assert "'sil' is a phone beside the silence, 'SIL'" in fsachain.ok("lang lexicon.txt lang").out
+    fsachain.fails(
+        "lang lexicon.txt lang", 1, "'SIL' is not among the phones, which have 'sil'", "lang.silence"
+    )
     assert "beside" not in fsachain.ok("lang lexicon.txt lang --set lang.silence=sil").out
+    (tmp_path / "lexicon.txt").write_text("no N OW\n<sil> sil\n<SIL> SIL\n")
+    assert "'sil' is a phone beside the silence, 'SIL'" in fsachain.ok("lang lexicon.txt lang").out
 
 
 def test_recordings_beside_a_training_on_stored_features_are_told(recorded: Path, capsys) -> None:

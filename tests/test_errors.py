@@ -295,7 +295,7 @@ NUMBERS = {
     "substitution": lambda value: Forgiveness(substitution=value),
     "deletion": lambda value: Forgiveness(deletion=value),
     "lm_weight": lambda value: Weights(value).check(),
-    "edge_silence": lambda value: lm_phones(["a"], LEXICON, edge_silence=value),
+    "edge_silence": lambda value: lm_phones([["a"]], LEXICON, edge_silence=value),
     "silence_prob": lambda value: Lexicon.from_entries([("a", 1.0, ["k"])], silence_prob=value),
     "ngram_order": lambda value: estimate_phone_lm([[1]], ngram_order=value),
     "speed": lambda value: Perturbation(speed=value),

@@ -153,6 +153,22 @@ def test_what_is_no_grammar_is_an_error_and_not_the_end_of_the_process(text, mes
     refuses(GraphError, message, read_back, tmp_path, text)
 
 
+@pytest.mark.parametrize("log_prob", ["0.3", "2", "inf", "nan", "-nan", "1e-9", "x"])
+def test_a_log_probability_above_0_is_refused_by_its_line(log_prob, tmp_path):
+    lines = estimate_arpa([["a", "b"], ["b"]], 2, vocabulary=LEXICON.words).splitlines()
+    number = lines.index("\\2-grams:") + 1
+    fields = lines[number].split("\t")
+    for value, message in (
+        (log_prob, rf"lm\.arpa:{number + 1}: '{log_prob}' in the place of a log-prob"),
+        ("0", None),
+    ):
+        lines[number] = "\t".join([value, *fields[1:]])
+        if message is None:
+            read_back(tmp_path, "\n".join(lines))
+        else:
+            refuses(GraphError, message, read_back, tmp_path, "\n".join(lines))
+
+
 def test_files_and_lexicons_that_make_no_grammar_are_refused_by_name(tmp_path):
     refuses(GraphError, r"absent\.arpa: no such file", grammar_from_arpa, tmp_path / "absent.arpa", LEXICON)
     lexicon = Lexicon.from_entries([("a", 1.0, ["P"]), ("<s>", 1.0, ["P"])])

@@ -1,6 +1,8 @@
 """Lexicons are read as Kaldi writes them; what is wrong in one is named by file and line."""
 
 import pickle
+import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -9,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
 
-from fsachain.errors import GraphError
+from fsachain.batch import TableBatch
+from fsachain.errors import FsachainError, GraphError
+from fsachain.fsa import Fsa
+from fsachain.graph.context import ContextTree
+from fsachain.graph.grammar import estimate_arpa, ngram_acceptor, word_loop
 from fsachain.graph.lexicon import Lexicon, Pronunciation, lm_phones
+from fsachain.graph.numerator import build_numerator
+from fsachain.graph.open_vocabulary import word_ids
+from fsachain.graph.topology import Topology
+from fsachain.openfst import Transducer, grammar_over
+from fsachain.table import compile_table
 
 TEXT = "!SIL SIL\nno N OW\nno N AH\ntea T IY\n"
 TEXT_P = "!SIL 1.0 SIL\nno 1 N OW\nno 0.5 N AH\ntea 1.0 T IY\n"
@@ -120,6 +131,11 @@ def test_positions_mark_begin_inside_end_and_alone(tmp_path):
             {},
             r"lexicon.txt:2: 'no\(2\)' looks like one more pronunciation of 'no'",
         ),
+        (
+            "no N OW # not yes\n",
+            {},
+            "lexicon.txt:1: word 'no' has a phone '#', .*comments on lines of their own",
+        ),
         ("\n\n", {}, "no entries"),
         ("no N OW\n", {"phones": ["SIL", "N"]}, "phone 'OW'"),
         (
@@ -140,7 +156,7 @@ TWO_WAYS = Lexicon.from_entries([("x", 1.0, ["X"]), ("y", 0.75, ["Y"]), ("y", 0.
 
 def test_lm_phones_draw_silences_and_pronunciations_with_their_probabilities():
     silence, x, y, z = (TWO_WAYS.phone_id(name) for name in ("SIL", "X", "Y", "Z"))
-    sequences = lm_phones(["x y"] * 4000, TWO_WAYS, edge_silence=0.8, between_silence=0.2, seed=3)
+    sequences = lm_phones([["x", "y"]] * 4000, TWO_WAYS, edge_silence=0.8, between_silence=0.2, seed=3)
     drawn = []
     for phones in sequences:
         silences = (phones[place] == silence for place in (0, -1, phones.index(x) + 1))
@@ -150,15 +166,106 @@ def test_lm_phones_draw_silences_and_pronunciations_with_their_probabilities():
 
 
 def test_lm_phones_are_reproducible_change_with_the_seed_and_refuse_by_name():
-    text = ["x y x y", ["y", "y"]] * 20
+    text = [["x", "y", "x", "y"], ("y", "y")] * 20
     assert lm_phones(text, TWO_WAYS, seed=1) == lm_phones(text, TWO_WAYS, seed=1)
     assert lm_phones(text, TWO_WAYS, seed=1) != lm_phones(text, TWO_WAYS, seed=2)
-    refuses(GraphError, r"edge_silence = 1\.5", lm_phones, ["x"], TWO_WAYS, edge_silence=1.5)
-    refuses(GraphError, r"text\[1\].*'w'", lm_phones, ["x", "w"], TWO_WAYS)
+    refuses(GraphError, r"edge_silence = 1\.5", lm_phones, [["x"]], TWO_WAYS, edge_silence=1.5)
+    refuses(GraphError, r"text\[1\].*'w'", lm_phones, [["x"], ["w"]], TWO_WAYS)
 
 
 def test_a_text_in_the_place_of_transcripts_is_not_spelled():
     refuses(GraphError, "texts is one string; expected transcripts", Lexicon.characters, "ab ba")
+
+
+TREE = ContextTree.monophone(TWO_WAYS.phones, Topology.chain())
+OF_WORDS: dict[str, Callable[[], object]] = {
+    r"text\[0\] = 'x y': expected a sequence of words": lambda: lm_phones(["x y"], TWO_WAYS),
+    r"text\[1\] = 'y'": lambda: lm_phones([["x"], "y"], TWO_WAYS),
+    "text = 'x y': expected a sequence of transcripts": lambda: lm_phones("x y", TWO_WAYS),
+    "words = 'x y': expected a sequence of words": lambda: build_numerator("x y", TWO_WAYS, TREE),
+    "words = 'xy'": lambda: word_loop("xy", TWO_WAYS),
+    "words = 'yx'": lambda: word_ids("yx", TWO_WAYS),
+    r"sentences\[0\] = 'x y'": lambda: estimate_arpa(["x y"], 2),
+    "vocabulary = 'xy'": lambda: estimate_arpa([["x"]], 2, vocabulary="xy"),
+    "words = 'x': expected a sequence of names": lambda: Lexicon("x", ["X"], [[Pronunciation((1,), 1.0)]]),
+    "phones = 'X': expected a sequence of names": lambda: Lexicon(["x"], "X", [[Pronunciation((1,), 1.0)]]),
+    "without = 'SPN': expected a list": lambda: TWO_WAYS.with_positions("SPN"),
+    "symbols = 'xy'": lambda: grammar_over(word_graph(), "xy", TWO_WAYS.words),
+    "names = 'ab': expected a name for each": lambda: TableBatch.pack([compile_table(fsa())] * 2, "ab"),
+    "units = 'xy'": lambda: ngram_acceptor(__file__, "xy"),
+}
+
+
+def fsa() -> Fsa:
+    return Fsa.from_text("0 1 1 1\n1\n")
+
+
+def word_graph() -> Transducer:
+    return Transducer.from_openfst(word_loop(["x"], TWO_WAYS))
+
+
+@pytest.mark.parametrize("message", OF_WORDS)
+def test_a_string_in_the_place_of_words_or_phones_is_refused_and_not_taken_letter_by_letter(message):
+    with pytest.raises(FsachainError, match=message):
+        OF_WORDS[message]()
+
+
+COMMENTED = """;;; # CMUdict  --  Major Version: 0.07
+# made by hand
+#
+yes Y EH S
+## NO N OW
+no N OW
+#a # A
+"""
+
+
+def test_comment_lines_are_no_words_but_words_that_spell_a_mark_are(tmp_path):
+    lexicon = Lexicon.read(write(tmp_path, COMMENTED.replace("# A", "# a")))
+    assert lexicon.words == ("yes", "no", "#a")
+    assert lexicon.phones == ("SIL", "#", "EH", "N", "OW", "S", "Y", "a")
+    with_probabilities = "# word, probability, phones\nyes 1.0 Y EH S\n;; 0.5\n"
+    assert Lexicon.read(write(tmp_path, with_probabilities), format="lexiconp").words == ("yes",)
+
+
+def test_a_comment_that_may_have_been_meant_as_a_word_is_named(tmp_path):
+    with pytest.warns(UserWarning, match=r"lexicon.txt: read as comments, not as words: line 1, '#NO'$"):
+        assert Lexicon.read(write(tmp_path, "#NO N OW\nyes Y EH S\n")).words == ("yes",)
+
+
+def test_spaces_of_every_kind_part_words_and_phones(tmp_path):
+    lexicon = Lexicon.read(write(tmp_path, "yes\u00a0Y\u202fEH\u3000S\n"))
+    assert (lexicon.words, lexicon.phones) == (("yes",), ("SIL", "EH", "S", "Y"))
+
+
+def test_all_repetitions_are_listed_at_once(tmp_path):
+    path = write(tmp_path, "no N OW\nyes Y EH S\nno N OW\nyes Y AE\nyes Y EH S\nno N OW\n")
+    with pytest.raises(GraphError) as refused:
+        Lexicon.read(path)
+    told = str(refused.value)
+    assert told.startswith("3 repetitions: ") and told.endswith("expected each pronunciation of a word once")
+    for line, word, first in ((3, "no", 1), (5, "yes", 2), (6, "no", 1)):
+        assert re.search(rf"lexicon.txt:{line}: word '{word}' has .* already on line {first}", told)
+    many = "".join(f"w{n} N OW\n" * 2 for n in range(30))
+    refuses(
+        GraphError, "^30 repetitions: .*'w9'.*; and 20 more; expected", Lexicon.read, write(tmp_path, many)
+    )
+
+
+@pytest.mark.parametrize(
+    ("silence", "spoken"), [("sil", "SIL"), ("SIL", "sil"), ("Sil", "sIL"), ("\u00e9", "\u00c9")]
+)
+def test_a_silence_in_another_case_than_the_phones_is_refused(silence, spoken, tmp_path):
+    path = write(tmp_path, f"<sil> {spoken}\nno N OW\n")
+    message = (
+        rf"silence = '{silence}' is not among the phones, which have '{spoken}'; expected silence='{spoken}' "
+    )
+    refuses(GraphError, rf"lexicon.txt: {message}", Lexicon.read, path, silence=silence)
+    entries = [("<sil>", 1.0, [spoken]), ("no", 1.0, ["N", "OW"])]
+    refuses(GraphError, f"^{message}", Lexicon.from_entries, entries, silence=silence)
+    known = f"silence = '{silence}' is not a phone .*; it has '{spoken}': expected silence='{spoken}'"
+    refuses(GraphError, known, Lexicon.read, path, silence=silence, phones=[spoken, "N", "OW"])
+    assert Lexicon.read(path, silence=spoken).phones[0] == spoken
 
 
 def test_a_pronunciation_needs_phones_and_a_probability():
@@ -172,7 +279,7 @@ def test_a_pronunciation_needs_phones_and_a_probability():
 
 
 NAMES = st.text(
-    st.characters(codec="utf-8", categories=["L", "N", "S", "P"], exclude_characters="."),
+    st.characters(codec="utf-8", categories=["L", "N", "S", "P"], exclude_characters=".#"),
     min_size=1,
     max_size=3,
 )

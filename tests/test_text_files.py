@@ -70,6 +70,13 @@ def test_how_lines_and_the_last_line_end_changes_nothing(name, tmp_path):
         assert read(path) == expected
 
 
+def test_comments_of_a_ctm_are_no_entries(tmp_path):
+    read, content = READERS["ctm"]
+    (tmp_path / "plain.ctm").write_text(content)
+    (tmp_path / "commented.ctm").write_text(f';; CATEGORY "0" "" ""\n{content};;LABEL\n')
+    assert read(tmp_path / "commented.ctm") == read(tmp_path / "plain.ctm")
+
+
 @of_every_reader
 def test_a_byte_order_mark_is_refused_by_name(name, tmp_path):
     """But before YAML, which allows it, and in a transcript by itself, which an editor may have written."""

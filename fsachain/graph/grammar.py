@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.errors import ConfigError, GraphError, require
-from fsachain.files import GZIP
+from fsachain.errors import ConfigError, DataError, GraphError, refuse_text, require
+from fsachain.files import GZIP, most_unpacked, unpack
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.transducer import ranks
@@ -156,8 +156,7 @@ def _shared(mass: float, seen: Counter[str], types: Sequence[str]) -> dict[str, 
 
 
 def _check_words(words: Sequence[str], where: str) -> None:
-    if isinstance(words, str):
-        raise GraphError(f"{where} = {words!r}: expected a sequence of words, such as text.split()")
+    refuse_text(where, words)
     for word in words:
         if not isinstance(word, str) or word.split() != [word] or word in (START, END):
             expected = f"expected a word without white space, not {START} or {END}"
@@ -183,8 +182,10 @@ def _arpa_text(prob: dict[Ngram, float], backoff: dict[Ngram, float]) -> str:
 _EPSILON, _BACKOFF = "<eps>", "#0"
 
 _COUNT = re.compile(rb"\s*ngram\s+(\d{1,18})\s*=\s*(\d{1,18})")
+_SECTION = re.compile(rb"\\\d+-grams:")
+_BELOW_ZERO = re.compile(rb"\s*-(?:\d|\.\d|inf)")
 _HIGHEST_ORDER = 20
-_LONGEST_HEADER_LINE = 1 << 16
+_LONGEST_ARPA_LINE = 1 << 16
 
 # kaldilm ends the whole process on a malformed file, hence a process of its own.
 _CONVERT = """
@@ -199,6 +200,7 @@ def word_loop(words: Sequence[str], lexicon: Lexicon) -> Any:
 
     A pywrapfst `VectorFst` of one state.
     """
+    refuse_text("words", words)
     ids = sorted({lexicon.word_id(word) for word in words})
     if not ids:
         raise GraphError("words is empty: a word loop needs at least one word")
@@ -214,15 +216,16 @@ def grammar_from_arpa(path: str | os.PathLike[str], lexicon: Lexicon) -> Any:
     """The n-gram of an ARPA file as a grammar over the lexicon's word ids.
 
     Args:
-        path: the ARPA file. N-grams with words that are not in the lexicon are left out, since nothing says
-            how these sound; their probability is lost.
+        path: the ARPA file, or one packed by gzip. N-grams with words that are not in the lexicon are left out, since
+            nothing says how these sound; their probability is lost.
         lexicon: gives the word ids.
 
     Returns:
         pywrapfst `VectorFst`; back-off arcs carry label 0 on both sides.
 
     Raises:
-        GraphError: no such file, not an ARPA file, or none of its words is in the lexicon.
+        GraphError: no such file, not an ARPA file, a log-probability above 0 (named by its line), or none of its words is
+            in the lexicon.
         MissingExtraError: kaldilm is not installed.
     """
     return _read_arpa(path, lexicon.words, "words of the lexicon").to_openfst()
@@ -234,11 +237,12 @@ def _read_arpa(path: str | os.PathLike[str], names: Sequence[str], what: str) ->
     name = os.fspath(path)
     if not Path(name).is_file():
         raise GraphError(f"{name}: no such file; expected an n-gram in ARPA format")
-    _check_header(Path(name))
     with tempfile.TemporaryDirectory(prefix="fsachain-") as folder:
         words, fst = Path(folder, "words.txt"), Path(folder, "grammar.fst")
         words.write_text(_symbol_table(names, what), encoding="utf-8")
-        command = [sys.executable, "-c", _CONVERT, name, str(words), str(fst)]
+        arpa = _unpacked(Path(name), Path(folder, "lm.arpa"))
+        _check_lines(arpa, name)
+        command = [sys.executable, "-c", _CONVERT, str(arpa), str(words), str(fst)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode != 0:
             reason = [line for line in done.stderr.splitlines() if line.strip()][-1:]
@@ -253,29 +257,66 @@ def _read_arpa(path: str | os.PathLike[str], names: Sequence[str], what: str) ->
     return replace(grammar, ilabel=ilabel)
 
 
-def _check_header(path: Path) -> None:
-    """Refuse counts in the header of an ARPA file for which kaldilm would reserve memory."""
-    size = path.stat().st_size
+def _unpacked(path: Path, into: Path) -> Path:
+    """The file itself, or what gzip packed into it, written to `into`."""
     with path.open("rb") as file:
-        for line in iter(lambda: file.readline(_LONGEST_HEADER_LINE), b""):
-            if line.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")) or line.endswith(b"\r\n"):
-                raise GraphError(
-                    f"{path}: a byte order mark or ends of lines of Windows; save the file without"
-                )
-            if line.startswith(GZIP):
-                raise GraphError(f"{path}: compressed by gzip; unpack it")
-            found = _COUNT.match(line)
-            if found and (int(found[1]) > _HIGHEST_ORDER or int(found[2]) > size):
-                given = line.decode("latin-1").strip()[:80]
-                raise GraphError(
-                    f"{path}: claims {given!r}; expected an order of at most {_HIGHEST_ORDER}, and at most {size} n-grams"
-                )
-            if line.startswith(b"\\1-grams:"):
-                return
+        is_packed = file.read(len(GZIP)) == GZIP
+    if not is_packed:
+        return path
+    try:
+        unpack(path, into, most_unpacked(path.stat().st_size))
+    except DataError as error:
+        raise GraphError(str(error)) from error
+    return into
+
+
+def _check_lines(path: Path, name: str) -> None:
+    """Refuse counts in the header for which kaldilm would reserve memory, and log-probabilities above 0."""
+    size = path.stat().st_size
+    in_section = False
+    with path.open("rb") as file:
+        lines = iter(lambda: file.readline(_LONGEST_ARPA_LINE), b"")
+        for number, line in enumerate(lines, 1):
+            if in_section and _BELOW_ZERO.match(line):
+                continue
+            if line.startswith(b"\\"):
+                in_section = _SECTION.match(line) is not None
+            elif in_section:
+                _check_log_prob(line, f"{name}:{number}")
+            else:
+                _check_header_line(line, name, size)
+
+
+def _check_header_line(line: bytes, name: str, size: int) -> None:
+    if line.startswith((b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")) or line.endswith(b"\r\n"):
+        raise GraphError(f"{name}: a byte order mark or ends of lines of Windows; save the file without")
+    found = _COUNT.match(line)
+    if found and (int(found[1]) > _HIGHEST_ORDER or int(found[2]) > size):
+        came = line.decode("latin-1").strip()[:80]
+        raise GraphError(
+            f"{name}: claims {came!r}; expected an order of at most {_HIGHEST_ORDER}, and at most {size} n-grams"
+        )
+
+
+def _check_log_prob(line: bytes, where: str) -> None:
+    fields = line.split(None, 1)
+    if not fields:
+        return
+    came = fields[0].decode("utf-8", "replace")[:40]
+    try:
+        is_log_prob = float(came) <= 0.0
+    except ValueError:
+        is_log_prob = False
+    if not is_log_prob:
+        raise GraphError(
+            f"{where}: {came!r} in the place of a log-probability; expected a number of at most 0, the base-10 logarithm of "
+            "a probability"
+        )
 
 
 def _symbol_table(names: Sequence[str], what: str) -> str:
     """The words.txt that kaldilm reads: the names, then symbols that only the conversion uses."""
+    refuse_text(what, names, expected="a sequence of names")
     reserved = (_BACKOFF, START, END)
     bad = [name for name in names if name in (_EPSILON, *reserved) or name.split() != [name]]
     if bad:
@@ -308,7 +349,7 @@ def ngram_acceptor(path: str | os.PathLike[str], units: Sequence[str], *, max_ar
     """The n-gram of an ARPA file over phones, BPE units or words.
 
     Args:
-        path: the ARPA file; read by kaldilm.
+        path: the ARPA file, or one packed by gzip; read by kaldilm.
         units: names by id, from id 1 on: `lexicon.phones` for `build_denominator`, the pieces of a BPE model for
             `ctc_denominator`, `lexicon.words` for `phone_model_of_words`. N-grams with other names are left out; their
             probability is lost.

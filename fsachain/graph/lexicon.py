@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fsachain.errors import DataError, GraphError, as_number, brief
+from fsachain.errors import DataError, GraphError, as_number, brief, counted, refuse_text, warn
 from fsachain.files import LONGEST_LINE, binary_lines, parse_json, replacing, text_lines, without_collector
 from fsachain.graph.transducer import Numbers
 from fsachain.openfst import read_symbols
@@ -35,6 +35,8 @@ JSON_FORMAT = "fsachain-lexicon-2"
 _LONGEST_ENTRY = 1 << 13  # bytes of a line of text: a word and 4,000 phones
 _DISAMBIGUATION = re.compile(r"#\d+")
 _NUMBERED = re.compile(r"(.+)\(\d+\)")
+_COMMENT = re.compile(r"#|;;")  # begins a line that is a comment, in files of CMUdict and of Kaldi's recipes
+_MOST_LISTED = 10  # faults of one kind in a message
 _MOST_LOOKED_AT = 1000  # words, to see whether they are their characters
 _HEAD: dict[str, type | tuple[type, ...]] = {
     "silence": (str, NoneType),
@@ -90,6 +92,8 @@ class Lexicon:
     __repr__ = brief
 
     def __post_init__(self) -> None:
+        for name in ("words", "phones"):
+            refuse_text(name, getattr(self, name), expected="a sequence of names, such as ['a', 'b']")
         words, phones = tuple(self.words), tuple(self.phones)
         word_ids, phone_ids = _ids(words), _ids(phones)
         if not words or len(word_ids) != len(words) or len(self.pronunciations) != len(words):
@@ -100,8 +104,10 @@ class Lexicon:
         if len(phone_ids) != len(phones):
             raise GraphError(f"lexicon has {len(phones)} phones, {len(phone_ids)} of them distinct")
         if self.silence is not None and self.silence not in phone_ids:
+            other = _in_another_case(self.silence, phones)
+            hint = "" if other is None else f"; it has {other!r:.80}: expected silence={other!r:.80}"
             raise GraphError(
-                f"silence = {self.silence!r:.80} is not a phone of the lexicon; expected one of its phones, or None"
+                f"silence = {self.silence!r:.80} is not a phone of the lexicon; expected one of its phones, or None{hint}"
             )
         if self.silence is not None and not 0.0 < as_number("silence_prob", self.silence_prob) < 1.0:
             raise GraphError(f"silence_prob = {self.silence_prob}: expected a probability in (0, 1)")
@@ -149,6 +155,9 @@ class Lexicon:
 
         Raises:
             GraphError: names file, line, what came and what was expected.
+
+        Lines that begin with `#` or `;;` are comments. A word that begins so counts where it is spelled by its characters,
+        as in the line `#a # a`.
         """
         if isinstance(phones, str | os.PathLike):
             phones = read_phones(phones)
@@ -202,6 +211,7 @@ class Lexicon:
         Args:
             without: phones that keep their plain name, beside the silence phone.
         """
+        refuse_text("without", without, expected="a list of phones, such as ['SPN']")
         plain = {*without, self.silence}
         phones: list[str] = []
         for phone in self.phones:
@@ -401,9 +411,14 @@ def _check_pronunciation(word: str, phones: Sequence[int], prob: float, num_phon
 
 def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, str, float, Sequence[str]]]:
     """(line, word, probability, phone names) of each line of a lexicon."""
-    before = ""
+    before, comments = "", list[str]()
     for number, fields in text_lines(path, GraphError, longest=_LONGEST_ENTRY):
         word, prob, phones = fields[0], 1.0, fields[1:]
+        is_spelled = "".join(fields[1 + (format == "lexiconp") :]) == word
+        if _COMMENT.match(word) and not is_spelled:
+            if len(fields) > 1 and word.strip("#;"):  # may have been meant as a word
+                comments.append(f"line {number}, {word[:40]!r}")
+            continue
         if format == "lexiconp":
             phones, given = fields[2:], fields[1] if len(fields) > 1 else "nothing"
             prob = _probability(given)
@@ -425,6 +440,11 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
                 f"{path}:{number}: {marks[0][:80]!r} looks like a disambiguation symbol and would become a phone; "
                 "expected a lexicon without these"
             )
+        if "#" in phones[1:-1] and not is_spelled:
+            raise GraphError(
+                f"{path}:{number}: word {word[:80]!r} has a phone '#', which looks like the beginning of a comment; "
+                "expected comments on lines of their own"
+            )
         if "<eps>" in fields:
             raise GraphError(
                 f"{path}:{number}: '<eps>' stands for no word and no phone; expected a lexicon without"
@@ -436,6 +456,19 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
             )
         before = word
         yield number, word, prob, phones
+    if comments:
+        warn(f"{path}: read as comments, not as words: {_listed(comments)}", UserWarning)
+
+
+def _listed(faults: Sequence[str]) -> str:
+    """The first of many, and how many more there are."""
+    left = len(faults) - _MOST_LISTED
+    return "; ".join(faults[:_MOST_LISTED]) + (f"; and {left} more" if left > 0 else "")
+
+
+def _in_another_case(name: str, names: Iterable[str]) -> str | None:
+    """One of `names` that differs from `name` in case alone."""
+    return next((other for other in names if other != name and other.casefold() == name.casefold()), None)
 
 
 def _probability(text: str) -> float:
@@ -481,16 +514,16 @@ def _numbered(
             ways[word] = [way]
         else:
             others.append(way)
-    for word, several in ways.items():
-        first = dict[tuple[int, ...], int]()
-        for spoken, _, line in several if len(several) > 1 else ():
-            if spoken in first:
-                already = f" already on line {first[spoken]}" if line else " twice"
-                names = " ".join(map(list(numbers).__getitem__, spoken))
-                raise GraphError(
-                    f"{where(line)}word {word!r:.80} has the pronunciation {names!r:.80}{already}"
-                )
-            first[spoken] = line
+    if twice := list(_repetitions(ways, list(numbers))):
+        told = _listed([f"{where(line)}{repeated}" for line, repeated in twice])
+        count = f"{counted(len(twice), 'repetition')}: " if len(twice) > 1 else ""
+        raise GraphError(f"{count}{told}; expected each pronunciation of a word once")
+    other = None if silence is None or silence in numbers else _in_another_case(silence, numbers)
+    if known is None and other is not None:
+        raise GraphError(
+            f"{'' if path is None else f'{path}: '}silence = {silence!r:.80} is not among the phones, which have "
+            f"{other!r:.80}; expected silence={other!r:.80} (lang.silence of a configuration), or another name for one"
+        )
     phones = known
     if phones is None:
         phones = [*([] if silence is None else [silence]), *sorted(numbers.keys() - {silence})]
@@ -501,6 +534,22 @@ def _numbered(
         for several in ways.values()
     )
     return tuple(ways), phones, pronunciations
+
+
+def _repetitions(
+    ways: dict[str, list[tuple[tuple[int, ...], float, int]]], names: Sequence[str]
+) -> Iterator[tuple[int, str]]:
+    """Line and message of each pronunciation that its word has already, in the order of the lines."""
+    found = []
+    for word, several in ways.items():
+        first = dict[tuple[int, ...], int]()
+        for spoken, _, line in several if len(several) > 1 else ():
+            if spoken in first:
+                already = f" already on line {first[spoken]}" if line else " twice"
+                phones = " ".join(names[phone] for phone in spoken)
+                found.append((line, f"word {word!r:.80} has the pronunciation {phones!r:.80}{already}"))
+            first.setdefault(spoken, line)
+    yield from sorted(found, key=itemgetter(0))
 
 
 def phone_difference(names: Sequence[str], others: Sequence[str], where: tuple[str, str]) -> str | None:
@@ -567,7 +616,7 @@ def _saved_pronunciation(entry: Any, num_phones: int, where: str) -> tuple[str, 
 
 
 def lm_phones(
-    text: Iterable[str | Sequence[str]],
+    text: Iterable[Sequence[str]],
     lexicon: Lexicon,
     edge_silence: float = 0.8,
     between_silence: float = 0.2,
@@ -576,7 +625,7 @@ def lm_phones(
     """One phone-id sequence for each transcript, for `estimate_phone_lm`; reproducible.
 
     Args:
-        text: transcripts, as strings (split at white space) or sequences of words.
+        text: transcripts, each a sequence of words.
         lexicon: each word is said in one of its ways, drawn by their probabilities (scaled to sum to one).
         edge_silence: probability of the silence phone at the start, and of one at the end.
         between_silence: probability of the silence phone between two words. Neither matters for a lexicon
@@ -587,17 +636,18 @@ def lm_phones(
         As many lists as there are transcripts; an empty transcript gives an empty list.
 
     Raises:
-        GraphError: a probability outside [0, 1], or a word that the lexicon refuses (the message has the
-            transcript's index).
+        GraphError: a probability outside [0, 1], a string in the place of words, or a word that the lexicon refuses (the
+            message has the transcript's index).
     """
     for argument, prob in (("edge_silence", edge_silence), ("between_silence", between_silence)):
         if not 0.0 <= as_number(argument, prob) <= 1.0:
             raise GraphError(f"{argument} = {prob}: expected a probability in [0, 1]")
+    refuse_text("text", text, expected="a sequence of transcripts, each a sequence of words")
     rng = np.random.default_rng(seed)
     silence = [] if lexicon.silence_phone is None else [lexicon.silence_phone]
     sequences = []
-    for index, transcript in enumerate(text):
-        words = transcript.split() if isinstance(transcript, str) else transcript
+    for index, words in enumerate(text):
+        refuse_text(f"text[{index}]", words)
         phones: list[int] = []
         sequences.append(phones)
         if not words:

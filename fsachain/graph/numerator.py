@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.denominator import normalization_with_star
-from fsachain.errors import ConfigError, GraphError, brief
+from fsachain.errors import ConfigError, GraphError, brief, refuse_text
 from fsachain.files import parse_json, read_npz, replacing
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.archive import (
@@ -53,7 +53,7 @@ from fsachain.graph.spelling import (
     transcript_acceptor,
     ways_to_say,
 )
-from fsachain.graph.transducer import product
+from fsachain.graph.transducer import product, told_unseen
 from fsachain.openfst import Transducer, rows
 
 STAR_PHONE = -1  # in place of a phone id, of a star of frames
@@ -225,8 +225,7 @@ def build_numerator(
         GraphError: no words, an unknown word, phones that differ from the tree's, or no path that the
             normalization accepts.
     """
-    if isinstance(words, str):
-        raise GraphError(f"words = {words!r}: expected a sequence of words, such as text.split()")
+    refuse_text("words", words)
     where = "" if name is None else f"utterance {name!r}: "
     if not words:
         raise GraphError(f"{where}the transcript is empty: a numerator needs at least one word")
@@ -344,7 +343,9 @@ def numerator_of_phones(
         if floored:
             fsa, origin = product(plain, normalization, math.log(floor))
         if not fsa.num_arcs:
-            raise GraphError(f"{where}the normalization accepts no path of {' '.join(words)!r}")
+            raise GraphError(
+                f"{where}the normalization accepts no path of {' '.join(words)!r}: {told_unseen(floor=True)}"
+            )
         if star_pdf is not None:
             is_silence = np.equal(expansion.arc_phone, lexicon.silence_phone or len(lexicon.phones) + 1)
             fsa, origin = _best_around_stars(fsa, origin, star_pdf, is_silence[origin])

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import GraphError
+from fsachain.errors import GraphError, refuse_text
 from fsachain.fsa import Fsa
 from fsachain.graph.grammar import estimate_arpa, ngram_acceptor
 from fsachain.graph.lexicon import Lexicon
@@ -91,6 +91,7 @@ def _joined(first: str | Piece, *others: Any) -> str:
 
 def word_ids(words: Iterable[str], lexicon: Lexicon) -> list[int]:
     """Ids of words, of spelt ones those of their pieces; errors as `Lexicon.word_id`."""
+    refuse_text("words", words)
     return list(chain.from_iterable(_ids(word, lexicon) for word in words))
 
 

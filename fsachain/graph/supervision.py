@@ -43,7 +43,7 @@ from fsachain.graph.archive import (
 from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_arcs
 from fsachain.graph.forgive import linear
-from fsachain.graph.transducer import normalized
+from fsachain.graph.transducer import normalized, told_unseen
 from fsachain.openfst import Transducer
 
 Ints = npt.NDArray[np.int64]
@@ -342,7 +342,9 @@ class PhoneLattice:
         Arguments and errors are those of `build_supervision`, and `normalization` that of `build_numerator`.
         """
         paths = self._within(num_input_frames, tree, FrameTimes(**times)).fsa
-        refusal = f"utterance {self.name!r}: the normalization accepts no path of the lattice"
+        refusal = (
+            f"utterance {self.name!r}: the normalization accepts no path of the lattice: {told_unseen()}"
+        )
         return normalized(paths, normalization, refusal)
 
     def _within(self, num_input_frames: int, tree: ContextTree, times: FrameTimes) -> Supervision:

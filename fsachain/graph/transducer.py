@@ -94,6 +94,15 @@ def product(fsa: Fsa, other: Fsa, log_floor: float = -math.inf) -> tuple[Fsa, np
             forced[arc] = again or [(other.num_states, _LOOP if dst == state else log_floor)]
 
 
+def told_unseen(*, floor: bool = False) -> str:
+    """Return why the normalization accepts no path of a transcript, and what helps, for messages."""
+    least = "floor= (for a development set), " if floor else ""
+    return (
+        "it has an n-gram that the phone language model never saw; expected "
+        f"{least}a lower phone_lm.ngram_order, or a phone language model of more text"
+    )
+
+
 def normalized(fsa: Fsa, normalization: Fsa | None, refusal: str) -> Fsa:
     """The product with a normalization, if there is one; a GraphError `refusal` where it has no path."""
     if normalization is None:

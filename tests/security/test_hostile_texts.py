@@ -8,11 +8,12 @@ import pytest
 
 from fsachain.asr.train.config import MAX_BYTES, load_yaml
 from fsachain.errors import ConfigError, DataError, GraphError
-from fsachain.files import parse_json
+from fsachain.files import most_unpacked, parse_json
 from fsachain.graph.grammar import grammar_from_arpa
 from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import load_numerators
 from fsachain.graph.supervision import holds_chunks, load_chunks
+from fsachain.openfst import Transducer
 from tools.fuzz.readers import READERS
 
 
@@ -64,13 +65,24 @@ def test_claims_of_an_arpa_file_are_refused_before_memory_is_taken(attack, tmp_p
 
 
 def test_packed_texts_are_called_so(tmp_path):
-    for text, read in (
-        ("yes Y EH S\n", Lexicon.read),
-        (ARPA, lambda path: grammar_from_arpa(path, Lexicon.characters(["yes"]))),
-    ):
-        (tmp_path / "text.gz").write_bytes(gzip.compress(text.encode()))
-        with pytest.raises(GraphError, match=r"text\.gz.*: compressed by gzip; unpack it"):
-            read(tmp_path / "text.gz")
+    (tmp_path / "text.gz").write_bytes(gzip.compress(b"yes Y EH S\n"))
+    with pytest.raises(GraphError, match=r"text\.gz.*: compressed by gzip; unpack it"):
+        Lexicon.read(tmp_path / "text.gz")
+
+
+def test_a_packed_arpa_file_is_read_and_a_bomb_or_damaged_one_refused(tmp_path):
+    path, lexicon = tmp_path / "lm.arpa.gz", Lexicon.characters(["yes"])
+    packed = gzip.compress(ARPA.encode())
+    path.write_bytes(packed)
+    (tmp_path / "lm.arpa").write_text(ARPA)
+    read = [Transducer.from_openfst(grammar_from_arpa(one, lexicon)) for one in (path, tmp_path / "lm.arpa")]
+    assert read[0].to_bytes() == read[1].to_bytes()
+    bomb = gzip.compress(ARPA.replace("\n\n", "\n" * 40_000_000).encode())
+    assert most_unpacked(len(bomb)) < 40_000_000
+    for content, message in ((bomb, "unpacks to more than"), (packed[:-20], "cannot be unpacked")):
+        path.write_bytes(content)
+        with pytest.raises(GraphError, match=rf"lm\.arpa\.gz: {message}"):
+            grammar_from_arpa(path, lexicon)
 
 
 # YAML and JSON.

@@ -24,7 +24,7 @@ from fsachain.asr.decode.ctm import CtmEntry, write_ctm
 from fsachain.asr.decode.decoder import decode
 from fsachain.asr.decode.wer import write_text
 from fsachain.asr.kaldi import values
-from fsachain.asr.kaldi.archive import read_table, read_value
+from fsachain.asr.kaldi.archive import read_any, read_table, read_value
 from fsachain.asr.kaldi.examples import ChainExample, read_example, read_objective
 from fsachain.asr.kaldi.lattice import CompactLattice, read_lattice
 from fsachain.asr.kaldi.model import (
@@ -377,8 +377,8 @@ def show(kind: str, source: str) -> None:
     """Print a file of Kaldi as text.
 
     In: KIND and SOURCE: an archive or scp file of matrices, vectors, alignments, posteriors, FSTs, lattices or chain
-    examples; or one FST, transition model, topo or tree. The lattices are those of lat.*.gz, the model 0.trans_mdl or
-    final.mdl.
+    examples, or the file or address (feats.ark:17) of one; or one FST, transition model, topo or tree. The lattices are
+    those of lat.*.gz, the model 0.trans_mdl or final.mdl.
     Out: text, printed: archives as Kaldi's ark,t:- does, FSTs in AT&T form, of examples a line for each input and output.
     Example: fsachain kaldi show matrix nnet_output.ark
     """
@@ -386,10 +386,15 @@ def show(kind: str, source: str) -> None:
         texts: Iterable[Lines] = [_FILES[kind](source)]
     else:
         read, write = _TABLES[kind]
-        texts = (write(key, value) for key, value in read_table(source, read))
+        texts = (_shown(key, write(key, value)) for key, value in read_any(source, read))
     for text in texts:
         for line in text:
             click.echo(line)
+
+
+def _shown(key: str, text: Lines) -> Lines:
+    """The lines of a value; of one without a key no line that only a key would stand on."""
+    return text if key else filter(None, text)
 
 
 @command(kaldi, None, examples=str, matrices=str, den=FILE)

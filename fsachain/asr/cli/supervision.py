@@ -206,7 +206,8 @@ def supervise_by_lattices(
     how = Supervising.of(experiment.fitted(data), lang, normalization)
     scale = 0.5 if lm_scale is None else lm_scale
     options = {"model": transitions, "lm_scale": scale, "subsampling": lattice_subsampling}
-    make = partial(_chunks_of_lattice, phone_ids=_phone_ids(lang, transitions, phones), options=options)
+    phone_ids, names = _phone_ids(lang, transitions, phones)
+    make = partial(_chunks_of_lattice, phone_ids=phone_ids, names=names, options=options)
     wanted = {utterance.id for utterance in data}
     found: dict[str, CompactLattice] = {}
     for table in lattices:
@@ -218,19 +219,20 @@ def supervise_by_lattices(
     return _write(out, how, data, found, make, ", ".join(lattices), resources)
 
 
-def _phone_ids(lang: Lang, model: TransitionModel, phones: Path | None) -> npt.NDArray[np.int32]:
-    """Phone id of `lang` for each phone id of the model; 0 for epsilon."""
+def _phone_ids(
+    lang: Lang, model: TransitionModel, phones: Path | None
+) -> tuple[npt.NDArray[np.int32], Sequence[str]]:
+    """Phone id of `lang` for each phone id of the model; 0 for epsilon, -k for the model's phone k if `lang` lacks it.
+
+    With the names of the model's phones: one that `lang` lacks matters only in a lattice that has it.
+    """
     known = {name: number for number, name in enumerate(lang.lexicon.phones, 1)}
     names = lang.lexicon.phones if phones is None else read_phones(phones)
     if len(names) != model.num_phones:
-        where = "the language folder" if phones is None else str(phones)
+        where = f"{lang.name}; its phones.txt goes to --phones" if phones is None else str(phones)
         raise DataError(f"{model.name} has {model.num_phones} phones; expected {len(names)}, as in {where}")
-    lacking = [name for name in names if name not in known]
-    if lacking:
-        raise DataError(
-            f"{phones}: the language folder lacks the phone {lacking[0]!r}, and {len(lacking) - 1} more"
-        )
-    return np.array([0, *(known[name] for name in names)], dtype=np.int32)
+    ids = [known.get(name, -number) for number, name in enumerate(names, 1)]
+    return np.array([0, *ids], dtype=np.int32), names
 
 
 def _chunks_of_lattice(
@@ -239,12 +241,17 @@ def _chunks_of_lattice(
     item: tuple[CompactLattice, tuple[Copy, ...]],
     *,
     phone_ids: npt.NDArray[np.int32],
+    names: Sequence[str],
     options: dict[str, Any],
 ) -> list[list[Chunk]]:
     """Chunks of the set of paths that the tolerances allow; whole utterances keep the weights of the lattice."""
     lattice, copies = item
     found = phone_lattice(lattice, name=copies[0].id, **options)
     labels = phone_ids[found.phones.ilabel]
+    if (lacking := labels[labels < 0]).size:
+        raise DataError(
+            f"utterance {copies[0].id!r}: its lattice has the phone {names[-lacking[0] - 1]!r}, which {how.lang.name} lacks"
+        )
     found = replace(found, phones=replace(found.phones, ilabel=labels, olabel=labels))
     supervisions, whole = [], []
     for copy in copies:

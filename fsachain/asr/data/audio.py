@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fsachain.asr.data.cuts import MAX_SECONDS, cut_identity, cut_rate, cut_samples
-from fsachain.asr.data.utterance import Cut, Member, Utterance, UtteranceError, is_command
+from fsachain.asr.data.utterance import Cut, Member, Utterance, UtteranceError, is_command, told_tried
 from fsachain.errors import ConfigError, DataError, as_number, require
 
 _BLOCK = 1 << 17  # samples of all channels that are read at once
@@ -194,9 +194,8 @@ def _opened(utterance: Utterance, sample_rate: int | None) -> Iterator[Any]:
             source = io.BytesIO(_run(utterance, audio.rstrip().removesuffix("|")))
         elif not Path(audio).exists():
             within = _ADDRESS.fullmatch(audio)
-            reason = (
-                "a recording within an archive" if within and Path(within[1]).is_file() else "no such file"
-            )
+            is_within = within is not None and Path(within[1]).is_file()
+            reason = "a recording within an archive" if is_within else f"no such file; {told_tried()}"
             raise utterance.unusable("missing file", f": cannot read {audio!r}: {reason}")
         elif not Path(audio).is_file():  # opening or reading a pipe or a device may never end
             raise unreadable(utterance, "not a regular file")
@@ -265,7 +264,10 @@ def audio_identity(utterance: Utterance) -> str | None:
         status = Path(utterance.audio).stat()
     except OSError as error:
         kind = "missing file" if isinstance(error, FileNotFoundError) else "unreadable audio"
-        raise utterance.unusable(kind, f": cannot read {utterance.audio!r}: {error.strerror}") from error
+        tried = f"; {told_tried()}" if kind == "missing file" else ""
+        raise utterance.unusable(
+            kind, f": cannot read {utterance.audio!r}: {error.strerror}{tried}"
+        ) from error
     path = Path(utterance.audio).absolute()
     known = f"{utterance.id}|{path}|{status.st_size}|{status.st_mtime_ns}|{utterance.start}|{utterance.end}"
     rest = (utterance.channel, None if part is None else (part.offset, part.size))

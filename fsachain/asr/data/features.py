@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fsachain.asr.data.audio import Perturbation, audio_identity, count_samples, read_audio, recorded_rate
 from fsachain.asr.data.cuts import cut_features
-from fsachain.asr.data.utterance import Cut, Fault, Utterance, UtteranceError
+from fsachain.asr.data.utterance import Cut, Fault, Utterance, UtteranceError, told_tried
 from fsachain.asr.kaldi.archive import read_value
 from fsachain.asr.kaldi.values import read_matrix, read_num_rows
 from fsachain.errors import ConfigError, DataError, check_choices, check_range, counted, require, warn_once
@@ -258,7 +258,9 @@ def utterance_features(
 
 
 def unreadable_features(utterance: Utterance, error: Exception) -> UtteranceError:
-    return utterance.unusable("unreadable features", f": cannot read {utterance.feats!r}: {error}")
+    is_missing = isinstance(error.__cause__, FileNotFoundError)
+    tried = f"; {told_tried()}" if is_missing else ""
+    return utterance.unusable("unreadable features", f": cannot read {utterance.feats!r}: {error}{tried}")
 
 
 def has_stored(utterance: Utterance, config: FeatureConfig) -> bool:

@@ -2,9 +2,10 @@
 
 A directory holds `text` and `wav.scp` or `feats.scp`, and may hold `utt2spk` and `segments`. Every line of every table is
 `key value...`; keys are unique. Where there is a feats.scp, an utterance that it lacks has a fault: ours computed in place
-of Kaldi's would be other features. Paths in `wav.scp` and `feats.scp` are relative to the folder of the file that names
-them, so that a corpus can be moved. An entry with a `|` at either end is a shell command. Commands run with the rights of
-the reader, hence they are refused unless the caller asks for them with `allow_commands=True`.
+of Kaldi's would be other features. Relative paths in `wav.scp` and `feats.scp` are tried from the folder of the file that
+names them, so that a corpus can be moved, and then from the working directory, as Kaldi does. An entry with a `|` at either
+end is a shell command. Commands run with the rights of the reader, hence they are refused unless the caller asks for them
+with `allow_commands=True`.
 
 Manifests of lhotse (`fsachain.asr.data.cuts`) give the same utterances. Audio is opened in `fsachain.asr.data.audio`.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +35,7 @@ __all__ = ["DataDir", "Utterance", "is_command", "read_table"]
 
 LONGEST_KEY = 4096  # letters
 _PIECE = 1 << 20  # bytes of a table, read at once
+_ARCHIVE = re.compile(r"(?::\d+)?(?:\[[\d:,]*\])?\Z")  # what follows the path of an archive in feats.scp
 _OPEN_END = -1.0  # seconds, in segments: the utterance ends where its recording does
 
 Found = TypeVar("Found")
@@ -60,7 +63,7 @@ def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utt
         raise DataError(
             f"data directory {str(folder)!r} has neither wav.scp nor feats.scp, or they are empty"
         )
-    locate = partial(_location, os.path.join(folder, ""), allow_commands)  # noqa: PTH118
+    locate = partial(_location, os.path.join(folder, ""), {}, allow_commands)  # noqa: PTH118
     recordings = _table(folder / "wav.scp", faults, locate)
     audio: dict[str, _Stretch] = {name: (place, 0.0, None) for name, place in recordings.items()}
     if (folder / "segments").is_file():
@@ -167,13 +170,26 @@ def _pieces(file: BinaryIO) -> Iterator[bytes]:
     yield rest
 
 
-def _location(folder: str, allow_commands: bool, key: str, value: str) -> str:
-    """A path, joined to the table's folder, which ends in a slash, or a command."""
+def _place(folder: str, known: dict[str, str], value: str) -> str:
+    """A path from the table's folder, which ends in a slash, or from the working directory if it leads to a file only there.
+
+    `known` are the paths of files so far, since many matrices lie in one archive.
+    """
+    if value[0] == "/":
+        return value
+    file = _ARCHIVE.sub("", value)
+    if file not in known:
+        is_elsewhere = not os.path.exists(folder + file) and os.path.exists(file)  # noqa: PTH110
+        known[file] = file if is_elsewhere else folder + file  # pathlib takes ten times as long
+    return known[file] + value[len(file) :]
+
+
+def _location(folder: str, known: dict[str, str], allow_commands: bool, key: str, value: str) -> str:
+    """A path as `_place` makes it, or a command."""
     if not value:
         raise UtteranceError("no recording", key, f"{key!r} has no path")
-    place = value if value[0] == "/" else folder + value  # pathlib takes ten times as long
     if "|" not in value:
-        return place
+        return _place(folder, known, value)
     if is_command(value) and not allow_commands:
         raise UtteranceError(
             "shell command",
@@ -186,7 +202,7 @@ def _location(folder: str, allow_commands: bool, key: str, value: str) -> str:
     if is_command(str(Path(value))):  # such as `file|/`
         message = f"the path {shortened(value)!r} of {key!r} would be taken for a command; rename the file"
         raise UtteranceError("shell command", key, message)
-    return place
+    return _place(folder, known, value)
 
 
 def _stretch(recordings: dict[str, str], key: str, value: str) -> _Stretch:

@@ -170,6 +170,11 @@ class Faults:
             )
 
 
+def told_tried() -> str:
+    """Return where relative paths were looked for, for messages about a file that is not there."""
+    return f"relative paths are tried from the folder of the table, then from {Path.cwd()}"
+
+
 def shortened(detail: object) -> str:
     text = str(detail)
     return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."

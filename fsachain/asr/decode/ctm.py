@@ -39,9 +39,15 @@ def write_ctm(path: str | Path, entries: Iterable[CtmEntry]) -> None:
 
 
 def read_ctm(path: str | Path) -> list[CtmEntry]:
-    """Channel and confidence are dropped. DataError where a line has no start and duration."""
+    """Read the entries of a CTM; lines that begin with `;;` are comments, channel and confidence are dropped.
+
+    Raises:
+        DataError: a line without a start and a duration.
+    """
     entries = []
     for number, fields in text_lines(path, longest=_LONGEST_LINE):
+        if fields[0].startswith(";;"):
+            continue
         try:
             utterance, _, start, duration, label = fields[:5]
             entries.append(CtmEntry(utterance, float(start), float(duration), label))

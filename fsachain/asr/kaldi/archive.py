@@ -16,7 +16,8 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from fsachain.errors import DataError
-from fsachain.stream import MAX_DIGITS, Cursor, open_file
+from fsachain.openfst import MAGIC
+from fsachain.stream import BINARY_MARK, MAX_DIGITS, Cursor, open_file
 
 Value = TypeVar("Value")
 Reader = Callable[[Cursor], Value]
@@ -50,6 +51,38 @@ def read_table(table: str | os.PathLike[str], read: Reader[Value]) -> Iterator[t
             raise DataError(f"{name}: the key {key[:_SHOWN]!r} occurs twice")
         seen.add(key)
         yield key, value
+
+
+def read_any(source: str | os.PathLike[str], read: Reader[Value]) -> Iterator[tuple[str, Value]]:
+    """(key, value) of each entry of a table, as `read_table`; of one value that is no table, with an empty key.
+
+    A value by itself is a file such as final.mat, binary or in brackets, or an address such as feats.ark:17.
+    """
+    name = os.fspath(source)
+    found = _ADDRESS.fullmatch(name)
+    is_address = (
+        found is not None and found["path"] != name and not _is_file(name) and _is_file(found["path"])
+    )
+    if is_address or (_is_file(name) and _is_one_value(name)):
+        yield "", read_value(name, read)
+    else:
+        yield from read_table(name, read)
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):  # a name too long for the system, or with a zero byte
+        return False
+
+
+def _is_one_value(path: str) -> bool:
+    """Whether a file begins with a value, where an archive begins with a key."""
+    cursor = open_file(path)
+    if cursor.peek(len(BINARY_MARK)) == BINARY_MARK or cursor.peek(len(MAGIC)) == MAGIC:
+        return True
+    cursor.skip_space()
+    return cursor.peek(1) == b"["
 
 
 def read_archive(path: str | os.PathLike[str], read: Reader[Value]) -> Iterator[tuple[str, Value]]:
@@ -122,9 +155,12 @@ def _read_script(path: str, read: Reader[Value]) -> Iterator[tuple[str, Value]]:
         if len(fields) != 2:
             raise DataError(f"{path}:{number}: {fields[0][:_SHOWN]!r}, expected a key and an address")
         key, address = fields
-        beside = os.fspath(Path(path).parent / address)
+        places = [os.fspath(Path(path).parent / address), address]
+        place = next(filter(_exists, places), None)
+        if place is None and "|" not in address:  # commands are refused where files are opened
+            raise DataError(f"{path}:{number}: no such file: tried {' and '.join(dict.fromkeys(places))}")
         try:
-            yield key, _read_at(beside if _exists(beside) else address, read, opened)
+            yield key, _read_at(place or address, read, opened)
         except DataError as error:
             raise DataError(f"{path}:{number}: {error}") from error
 
