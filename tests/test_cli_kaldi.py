@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import kaldi_bytes as kb
 import numpy as np
@@ -93,8 +94,13 @@ def test_lattices_become_chunks_that_train(fsachain, taken_over, lattices, case)
     assert_one_line(fsachain(f"{command} --lm-scale 0.5"), "weights need whole utterances")
     assert "2 chunks" in fsachain.ends(3, f"{command} --phones names.txt").out
     fsachain.ends(3, f"train data chunks.npz exp {options}")
-    names.write_text(names.read_text().replace("SIL", "noise"))
-    assert_one_line(fsachain(f"{command} --phones names.txt"), "lacks the phone 'noise'")
+    # A phone that the language folder lacks matters if a lattice has it: that of `a` has phones 2 to 4.
+    listed = names.read_text()
+    names.write_text(re.sub(r"^\S+ 9$", "noise 9", listed, flags=re.MULTILINE))
+    assert "2 chunks" in fsachain.ends(3, f"{command} --phones names.txt").out
+    names.write_text(re.sub(r"^\S+ 2$", "noise 2", listed, flags=re.MULTILINE))
+    told = "its lattice has the phone 'noise', which lang lacks"
+    assert told in fsachain.ends(1, f"{command} --phones names.txt").out
     assert_one_line(fsachain(f"{command} lat.1"), "the lattice of 'a' is in another table too")
 
 
@@ -175,6 +181,21 @@ def test_what_is_shown_can_be_read_again(fsachain, tmp_path, kind):
         others = vars(after[key]).values() if hasattr(value, "__dict__") else [after[key]]
         for one, other in zip(arrays, others, strict=True):
             np.testing.assert_allclose(one, other, rtol=tolerances.PRINTED_WEIGHT)
+
+
+def test_one_value_that_is_no_archive_is_shown(fsachain, tmp_path):
+    expected = "  [\n  1.5 -2\n  0.125 1 ]\n"
+    binary = b"\0B" + kb.matrix(np.array([[1.5, -2.0], [0.125, 1.0]]))
+    for content in (binary, b" [\n  1.5 -2\n  0.125 1 ]\n"):
+        (tmp_path / "final.mat").write_bytes(content)
+        assert fsachain.ok("kaldi show matrix final.mat").out == expected
+    (tmp_path / "means").write_bytes(b" [ 1 2.5 ]\n")
+    assert fsachain.ok("kaldi show vector means").out == "  [ 1 2.5 ]\n"
+    write_matrices(tmp_path / "feats.ark", {"a": np.ones((1, 2)), "b": np.array([[1.5, -2.0], [0.125, 1.0]])})
+    address = (tmp_path / "feats.scp").read_text().split()[-1]
+    assert fsachain.ok(f"kaldi show matrix {address}").out == expected
+    Fsa.from_text("0 1 1\n1\n").write(tmp_path / "graph.fst")
+    assert fsachain.ok("kaldi show fst graph.fst").out == "0\t1\t1\t1\t0\n1\t0\n"
 
 
 def test_models_trees_and_examples_are_shown(fsachain, case):

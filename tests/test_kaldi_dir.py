@@ -10,6 +10,8 @@ from refusals import refuses
 from fsachain.asr.data.audio import read_audio
 from fsachain.asr.data.features import FeatureConfig, utterance_features
 from fsachain.asr.data.kaldi_dir import DataDir, read_table
+from fsachain.asr.kaldi.archive import read_table as read_archives
+from fsachain.asr.kaldi.values import read_matrix, write_matrices
 from fsachain.errors import DataError
 
 RATE = 8000
@@ -37,6 +39,43 @@ def test_tables_give_words_speakers_and_paths_beside_the_table(corpus):
     assert (first.id, first.speaker, first.words) == ("a", "anna", ("one", "two"))
     assert first.audio == str(corpus / "audio" / "a.wav")
     assert second.words == ()
+
+
+def test_relative_paths_are_tried_from_the_table_and_then_from_the_working_directory(corpus, monkeypatch):
+    """As in a Kaldi recipe, whose wav.scp names data/audio/a.wav from its own folder."""
+    data = corpus / "data"
+    data.mkdir()
+    for name in ("text", "utt2spk"):
+        (corpus / name).rename(data / name)
+    write(data, "wav.scp", "a audio/a.wav\nb audio/b.wav\n")
+    monkeypatch.chdir(corpus)
+    assert [one.audio for one in DataDir.read(data)] == ["audio/a.wav", "audio/b.wav"]
+    np.testing.assert_array_equal(read_audio(DataDir.read(data).utterances[0], RATE), RAMP)
+    (corpus / "audio").rename(data / "audio")
+    assert [one.audio for one in DataDir.read(data)] == [f"{data}/audio/a.wav", f"{data}/audio/b.wav"]
+    (data / "audio/a.wav").unlink()
+    tried = rf"no such file; relative paths are tried from the folder of the table, then from {corpus}"
+    refuses(DataError, tried, read_audio, DataDir.read(data).utterances[0], RATE)
+
+
+def test_addresses_in_feats_scp_are_tried_from_both_places(corpus, monkeypatch):
+    matrix = np.ones((7, 40), dtype=np.float32)
+    write_matrices(corpus / "f.ark", {"a": matrix, "b": matrix})
+    addresses = [line.split()[1].rpartition("/")[2] for line in (corpus / "f.scp").read_text().splitlines()]
+    data = corpus / "data"
+    data.mkdir()
+    (corpus / "text").rename(data / "text")
+    write(data, "feats.scp", f"a {addresses[0]}\nb {addresses[1]}[0:3]\n")
+    monkeypatch.chdir(corpus)
+    first, second = DataDir.read(data)
+    assert (first.feats, second.feats) == (addresses[0], f"{addresses[1]}[0:3]")
+    assert len(utterance_features(second, FeatureConfig())) == 4
+    ((_, found), _) = read_archives(data / "feats.scp", read_matrix)
+    np.testing.assert_array_equal(found, matrix)
+    (corpus / "f.ark").unlink()
+    refuses(DataError, r"relative paths are tried", utterance_features, first, FeatureConfig())
+    told = rf"feats.scp:1: no such file: tried {data}/{addresses[0]} and {addresses[0]}"
+    refuses(DataError, told, list, read_archives(data / "feats.scp", read_matrix))
 
 
 def test_segments_cut_exactly_the_samples_between_start_and_end(corpus):
