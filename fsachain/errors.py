@@ -91,6 +91,14 @@ def check_finite(name: str, value: Any, least: float = -math.inf) -> float:
     return float(value)
 
 
+def added_option(neutral: Any) -> Any:
+    """Field of a dataclass of options that earlier versions lack; `neutral` is its default and does what they did.
+
+    Digests and comparisons with folders of earlier versions leave the option out where it has this value.
+    """
+    return dataclasses.field(default=neutral, metadata={"neutral": neutral})
+
+
 def check_range(options: object, allowed: str, *names: str) -> None:
     """A ConfigError for the first of these attributes that is not in a range such as "[0, 1)", where None always is."""
     low, high = map(float, allowed[1:-1].split(","))

@@ -458,6 +458,13 @@ class Experiment:
         if spec.import_path is None:
             _ = spec.config  # so that a misspelt option is found before any work is done
 
+    @property
+    def augmentation(self) -> AugmentConfig:
+        """Section `augment` for these features: bands are the same in the features, their deltas and spliced frames."""
+        if self.augment.block_columns or not (self.features.deltas or any(self.features.splice)):
+            return self.augment
+        return replace(self.augment, block_columns=self.features.base_columns)
+
     def network_spec(self, num_pdfs: int) -> NetworkSpec:
         """The network for these features and so many pdfs; nothing is imported before it is asked for something."""
         return self._spec(self.features.num_features, num_pdfs)
@@ -479,9 +486,8 @@ class Experiment:
         if features == self.features:
             return self
         if tell:
-            number, rate = features.num_features, features.sample_rate
-            told = f"as the recordings have them: {number} {features.kind} at {rate} Hz"
-            click.echo(f"features, {told if rate else f'as they come with the data: {number} columns'}")
+            how = "as the recordings have them" if features.sample_rate else "as they come with the data"
+            click.echo(f"features, {how}: {features.told}")
         return replace(self, features=features)
 
     def settled(self, tree: ContextTree | None = None) -> Experiment:

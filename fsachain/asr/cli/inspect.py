@@ -158,8 +158,7 @@ def _describe_model(path: Path) -> str:
     network, features = model.network, model.experiment.features
     return (
         f"model: {counted(num_parameters(network), 'parameter')}, {counted(network.num_pdfs, 'pdf')}, {model.kind}\n"
-        f"input: {features.num_features} {features.kind} features at {features.sample_rate} Hz, "
-        f"normalised per {model.cmvn.config.scope}\n"
+        f"input: {features.num_features} columns ({features.told}), normalised per {model.cmvn.config.scope}\n"
         f"output: one frame every {1000 * model.timing.frame_seconds:g} ms\n"
         f"language: {model.lang or 'none, an earlier version wrote the file'}"
     )

@@ -23,11 +23,13 @@ from fsachain.asr.cli.options import FOLDER, Read, note, option
 from fsachain.asr.data.augment import shift_frames
 from fsachain.asr.data.cmvn import Cmvn
 from fsachain.asr.data.dataset import Example, collate, estimate_cmvn, load_examples
+from fsachain.asr.data.features import FeatureConfig
 from fsachain.asr.data.kaldi_dir import DataDir
 from fsachain.asr.decode.align import FrameTiming
 from fsachain.asr.nn.network import Network, TakenWeights, num_parameters, take_weights
 from fsachain.asr.nn.word_network import MARKS, WordNetwork
 from fsachain.asr.train.checkpoint import Tensors, check_header_size, load_tensors, save_tensors
+from fsachain.asr.train.config import to_dict
 from fsachain.errors import ConfigError, DataError, FsachainError, counted, require
 from fsachain.files import parse_json
 
@@ -326,6 +328,8 @@ def begin_network(
     told = [first, f"init_from {path}: {taken}"]
     before, own = header.get("experiment"), experiment.to_dict()["features"]
     other = before.get("features") if isinstance(before, dict) else None
+    if isinstance(other, dict):
+        other = to_dict(FeatureConfig()) | other  # that of an earlier version has fewer options
     if isinstance(other, dict) and other != own:
         names = sorted(name for name in own if own[name] != other.get(name))
         changes = ", ".join(f"{name} {other.get(name)!r} (here {own[name]!r})" for name in names)

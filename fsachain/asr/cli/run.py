@@ -68,6 +68,7 @@ from fsachain.asr.nn.network import num_parameters
 from fsachain.asr.nn.word_network import train_word_network
 from fsachain.asr.report.collect import RUN, STAGE_LOG, read_stages
 from fsachain.asr.train.checkpoint import list_checkpoints
+from fsachain.asr.train.config import to_compare
 from fsachain.asr.train.log import read_log
 from fsachain.asr.train.stopping import stoppable
 from fsachain.asr.train.world import World
@@ -309,7 +310,7 @@ NAMES = (*FIRST_PASS, *SECOND_PASS, *BOTH_PASSES)
 
 def _digests(run: Run) -> dict[str, str]:
     """What a stage and all before it depend on, by stage: seed, options, tables of the data sets."""
-    config = run.config.settled().to_dict()
+    config = to_compare(run.config.settled())
     before = [config["train"]["seed"], _kept(run.base).get("done", {}).get("train") if run.first else None]
     found = {}
     for name, stage in run.stages.items():

@@ -34,7 +34,7 @@ from fsachain.asr.data.kaldi_dir import DataDir
 from fsachain.asr.data.utterance import Fault, fault_table, write_faults
 from fsachain.asr.nn.network import Network
 from fsachain.asr.train.checkpoint import list_checkpoints
-from fsachain.asr.train.config import changes
+from fsachain.asr.train.config import changes, to_compare
 from fsachain.asr.train.log import JsonLinesLog
 from fsachain.asr.train.reporting import Progress, ShownProgress
 from fsachain.asr.train.source import OutputLengths, fault_of
@@ -235,7 +235,7 @@ def _claim_folder(experiment: Experiment, lang: Lang, denominator: Path, out: Pa
     elsewhere = ("train", "decoding", "rescoring")
     options = {
         name: value
-        for name, value in experiment.settled(lang.tree).to_dict().items()
+        for name, value in to_compare(experiment.settled(lang.tree)).items()
         if name not in elsewhere
     }
     made = made_with(lang.lexicon, lang.tree)

@@ -262,7 +262,7 @@ class Loader:
         prefixes = [copy.prefix for copy in self._copies]
         forgiving = self._forgiving(train, prefixes)
         tables = train.tables(num_pdfs, prefixes) if forgiving is None else forgiving.at(0)
-        how = {"augmentation": self.experiment.augment, "forgiving": forgiving, **self._batching}
+        how = {"augmentation": self.experiment.augmentation, "forgiving": forgiving, **self._batching}
         source = BatchSource(variants, tables, self.output_lengths, **how)
         if dev is None:
             return Sources(cmvn, source, None, faults)
@@ -318,7 +318,7 @@ class Loader:
                 forgive = self.experiment.settled(self.lang.tree).forgive.forgiveness()
                 how: dict[str, Any] = {"floor": FLOOR} if given is dev else {"forgive": forgive}
                 maker = compiler(self.lang, denominator, **how)
-            augmentation = self.experiment.augment
+            augmentation = self.experiment.augmentation
             return StreamSource(
                 corpus,
                 Preparation(self.experiment.features, cmvn, augmentation, maker, resources.cache),
@@ -377,7 +377,7 @@ class Loader:
     def _statistics(self, corpus: Corpus, path: Path | None) -> Cmvn:
         """The normalisation; global statistics come from the file if it is there, else they are written to it."""
         config = self.experiment.cmvn
-        if config.scope in ("none", "utterance"):
+        if config.scope in ("none", "utterance", "window"):
             return Cmvn(config)
         if config.scope == "speaker":
             every = [(one, copy) for copy in corpus.copies for one in corpus.utterances]

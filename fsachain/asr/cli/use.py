@@ -34,7 +34,7 @@ CONTEXT_SECONDS = 15.0  # to each side, of networks that see whole utterances
 def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Features]:
     """Network outputs [T', P] of a recording, block by block: together those of the whole, in the memory of a block.
 
-    Where the configuration normalises by utterance or speaker, each frame is normalised by the `CMVN_SECONDS` around it: a
+    Where the configuration normalises by utterance or speaker, each frame is normalised by the `CMVN_SECONDS` around it, with scope "window" by its frames: a
     recording that is no longer than that, as an utterance. A network that sees whole utterances is given the
     `CONTEXT_SECONDS` before and behind each block: a recording that is no longer than that, as a whole.
     """
@@ -42,7 +42,9 @@ def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Featu
     whole = max(1, round(CONTEXT_SECONDS / shift))
     config = model.cmvn.config
     sliding = None
-    if config.scope in ("utterance", "speaker"):
+    if config.scope == "window":
+        sliding = SlidingCmvn(config.moments, config.window)
+    elif config.scope in ("utterance", "speaker"):
         sliding = SlidingCmvn(config.moments, max(1, round(CMVN_SECONDS / shift)))
     network = StreamingModel(model.network, model.network.context or (whole, whole))
     features = FeatureStream(model.experiment.features)

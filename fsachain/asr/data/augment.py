@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fsachain.asr.data.audio import seeded_generator
 from fsachain.asr.data.dataset import Example
-from fsachain.errors import check_range
+from fsachain.errors import ConfigError, added_option, check_range
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class AugmentConfig:
             vocal tracts (Jaitly and Hinton, 2013); 0.1 is usual, 0 off. Meaningful for "fbank".
         frame_shift (input frames): features are delayed or advanced by up to this many frames, which moves the grid of
             subsampled frames; subsampling - 1 covers every grid.
+        block_columns (columns): features are blocks of so many columns, as with deltas or spliced frames, and bands and
+            factors of frequency are the same in all. 0: as `features` makes them.
         seed (number): seed of all draws.
     """
 
@@ -45,10 +47,11 @@ class AugmentConfig:
     frequency_mask_bins: int = 0
     frequency_warp: float = 0.0
     frame_shift: int = 0
+    block_columns: int = added_option(0)
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = ("time_masks", "time_mask_frames", "frequency_masks", "frequency_mask_bins", "frame_shift")
+        counts = ("time_masks", "time_mask_frames", "frequency_masks", "frequency_mask_bins", "frame_shift", "block_columns")
         check_range(self, "[0, inf)", *counts)
         check_range(self, "[0, 1]", "time_mask_fraction")
         check_range(self, "[0, 0.5)", "frequency_warp")
@@ -60,11 +63,21 @@ def augment(example: Example, config: AugmentConfig, epoch: int, view: int = 0) 
     Features [T, F] may be normalised or not. Epochs count from 0; each draws anew. Views of an example in one epoch share
     the shift of frames, so that their outputs can be compared frame by frame, and nothing else.
     """
-    idle = AugmentConfig(seed=config.seed, time_mask_fraction=config.time_mask_fraction)
+    idle = AugmentConfig(
+        seed=config.seed,
+        time_mask_fraction=config.time_mask_fraction,
+        block_columns=config.block_columns,
+    )
     if config == idle or not example.num_frames:
         return example
     generator = seeded_generator(config.seed, epoch, example.id)
     features = example.features
+    num_frames, num_columns = features.shape
+    block = config.block_columns or num_columns
+    if num_columns % block:
+        raise ConfigError(
+            f"augment.block_columns is {block}, and features have {num_columns} columns; expected a divisor"
+        )
     if config.frame_shift:
         shift = int(generator.integers(-config.frame_shift, config.frame_shift + 1))
         features = shift_frames(features, shift)
@@ -72,12 +85,14 @@ def augment(example: Example, config: AugmentConfig, epoch: int, view: int = 0) 
         generator = seeded_generator(config.seed, epoch, example.id, view)
     if config.frequency_warp:
         factor = float(generator.uniform(1.0 - config.frequency_warp, 1.0 + config.frequency_warp))
-        features = warp_frequencies(features, factor)
+        parts = [warp_frequencies(features[:, at : at + block], factor) for at in range(0, num_columns, block)]
+        features = np.concatenate(parts, axis=1)
     mean, changed = features.mean(axis=0), features.copy()
-    num_frames, num_bins = features.shape
     for _ in range(config.frequency_masks):
-        band = _band(generator, config.frequency_mask_bins, num_bins)
-        changed[:, band] = mean[band]
+        band = _band(generator, config.frequency_mask_bins, block)
+        for first in range(0, num_columns, block):
+            columns = slice(first + band.start, first + band.stop)
+            changed[:, columns] = mean[columns]
     longest = min(config.time_mask_frames, int(config.time_mask_fraction * num_frames))
     for _ in range(config.time_masks):
         changed[_band(generator, longest, num_frames)] = mean

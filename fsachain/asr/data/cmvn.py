@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.errors import ConfigError, DataError, ShapeError, check_choices
+from fsachain.errors import ConfigError, DataError, ShapeError, added_option, check_choices, check_range
 
 VARIANCE_FLOOR = 1e-5  # of the variance: a constant feature, as in digital silence, stays finite
 
@@ -24,15 +24,19 @@ class CmvnConfig:
     """What is normalised of the features.
 
     Attributes:
-        scope: "global", "speaker" or "utterance": whose frames the statistics are taken over; or "none".
+        scope: "global", "speaker" or "utterance": whose frames the statistics are taken over; "window": the frames around
+            each frame; or "none".
         moments: "mean", or "mean-variance" for the standard deviation too.
+        window (input frames): frames around each frame, for scope "window"; as Kaldi's apply-cmvn-sliding with --center.
     """
 
     scope: str = "global"
     moments: str = "mean-variance"
+    window: int = added_option(600)
 
     def __post_init__(self) -> None:
-        scopes = ("none", "global", "speaker", "utterance")
+        check_range(self, "[1, inf)", "window")
+        scopes = ("none", "global", "speaker", "utterance", "window")
         check_choices(self, scope=scopes, moments=("mean", "mean-variance"))
 
 
@@ -103,7 +107,7 @@ class Cmvn:
 
         Only sums are kept, so the pairs may come from a corpus of any size.
         """
-        if config.scope in ("none", "utterance"):
+        if config.scope in ("none", "utterance", "window"):
             return cls(config)
         found: dict[str, Statistics] = {}
         of_all = config.scope == "global"
@@ -130,6 +134,9 @@ class Cmvn:
             return features
         if scope == "utterance":
             return Statistics.of(features).normalise(features, self.config.moments)
+        if scope == "window":
+            sliding = SlidingCmvn(self.config.moments, self.config.window)
+            return np.concatenate([sliding.accept(features), sliding.finish()])
         key = speaker if scope == "speaker" else "global"
         if key not in self.statistics:
             raise DataError(f"no cmvn statistics for speaker {speaker!r}; estimate them on this data set")

@@ -25,10 +25,27 @@ from numpy.typing import NDArray
 
 from fsachain.asr.data.audio import Perturbation, audio_identity, count_samples, read_audio, recorded_rate
 from fsachain.asr.data.cuts import cut_features
+from fsachain.asr.data.frames import (
+    ContextStream,
+    add_context,
+    check_context,
+    columns_with_context,
+    stretch,
+    stretched_frames,
+)
 from fsachain.asr.data.utterance import Cut, Fault, Utterance, UtteranceError, told_tried
 from fsachain.asr.kaldi.archive import read_value
 from fsachain.asr.kaldi.values import read_matrix, read_num_rows
-from fsachain.errors import ConfigError, DataError, check_choices, check_range, counted, require, warn_once
+from fsachain.errors import (
+    ConfigError,
+    DataError,
+    added_option,
+    check_choices,
+    check_range,
+    counted,
+    require,
+    warn_once,
+)
 from fsachain.files import read_npz, remove_partials, replacing
 
 # Kaldi's features take samples as 16-bit integers; log energies shift by a constant otherwise.
@@ -51,7 +68,8 @@ class FeatureConfig:
 
     Attributes:
         kind: "fbank" (log mel energies), "mfcc", or "archive": whatever the matrices of feats.scp hold.
-        num_columns (columns): of these matrices, for "archive"; the options of other kinds do not matter then.
+        num_columns (columns): of these matrices, for "archive"; the options of other kinds do not matter then. 0: as many as
+            they have.
         sample_rate (Hz): recordings at another rate are refused. 0: that of the recordings, see `fitted`.
         num_mel_bins (filters): filters of the bank. 0: 80 from 16 kHz on, 40 below.
         num_ceps (coefficients): coefficients kept for "mfcc"; Kaldi's "hires" features keep all, num_ceps = num_mel_bins.
@@ -61,6 +79,9 @@ class FeatureConfig:
         frame_shift_ms (ms): distance of frames; the unit of time of all frame counts.
         snip_edges: keep only frames whose window lies inside the signal. Off: ceil-like count, edges are mirrored.
         dither (amplitude of 16-bit samples): noise amplitude added to samples; 0 keeps features reproducible.
+        deltas (derivatives): regression coefficients over time that are appended, as Kaldi's add-deltas does: 2 for deltas
+            and delta-deltas. For features of any kind, those of feats.scp too.
+        splice (frames): frames before and after each frame that stand next to it, after deltas.
     """
 
     kind: str = "fbank"
@@ -74,16 +95,19 @@ class FeatureConfig:
     frame_shift_ms: float = 10.0
     snip_edges: bool = False
     dither: float = 0.0
+    deltas: int = added_option(0)
+    splice: tuple[int, int] = added_option((0, 0))
 
     def __post_init__(self) -> None:
         check_choices(self, kind=("fbank", "mfcc", "archive"))
+        check_context(self.deltas, self.splice)
         check_range(self, "(0, 1e6]", "frame_length_ms", "frame_shift_ms")
         check_range(self, "[0, inf)", "sample_rate")
         check_range(self, f"[0, {_MOST_FILTERS}]", "num_mel_bins")
-        if (self.kind == "archive") != (self.num_columns > 0):
+        check_range(self, "[0, inf)", "num_columns")
+        if self.kind != "archive" and self.num_columns:
             raise ConfigError(
-                f"num_columns is {self.num_columns} and kind {self.kind!r}; expected a positive number for "
-                "'archive', 0 for others"
+                f"num_columns is {self.num_columns} and kind {self.kind!r}; expected 0, or kind 'archive'"
             )
         most = self.num_mel_bins or self.num_ceps
         if self.kind == "mfcc" and not 0 < self.num_ceps <= most:
@@ -120,17 +144,43 @@ class FeatureConfig:
 
     @property
     def num_features(self) -> int:
-        """Columns of the feature matrix; ConfigError where that is for recordings to say, see `fitted`."""
+        """Columns of the feature matrix, deltas and spliced frames included; ConfigError as for `base_columns`."""
+        return columns_with_context(self.base_columns, self.deltas, self.splice)
+
+    @property
+    def base_columns(self) -> int:
+        """Columns before deltas and splicing; ConfigError where that is for recordings to say, see `fitted`."""
         if self.kind == "fbank" and not self.num_mel_bins:
             raise ConfigError("num_mel_bins is 0: expected a number, or `fitted` to recordings")
+        if self.kind == "archive" and not self.num_columns:
+            raise ConfigError("num_columns is 0: expected a number, or `fitted` to the matrices of feats.scp")
         return {"fbank": self.num_mel_bins, "mfcc": self.num_ceps, "archive": self.num_columns}[self.kind]
+
+    @property
+    def told(self) -> str:
+        """What they are, in words: "40 fbank at 8000 Hz", or "39 columns: 13 of feats.scp, 2 deltas"."""
+        base = self.base_columns
+        if self.sample_rate and self.kind != "archive":
+            own = f"{base} {self.kind} at {self.sample_rate} Hz"
+        else:
+            own = f"{base} of feats.scp"
+        parts = [own]
+        if self.deltas:
+            parts.append(counted(self.deltas, "delta"))
+        if any(self.splice):
+            parts.append(f"spliced with {self.splice[0]} frames before and {self.splice[1]} after")
+        whole = ", ".join(parts)
+        if self.num_features != base:
+            return f"{self.num_features} columns: {whole}"
+        return whole if self.sample_rate and self.kind != "archive" else f"{base} columns"
 
     def fitted(self, utterances: Iterable[Utterance]) -> FeatureConfig:
         """With the sample rate that most recordings have, of some that are spread over all, and filters that suit it.
 
         Stored features have their own width. What is given stays; where nothing can be read, so does all.
         """
-        if self.kind == "archive" or (self.sample_rate and self.num_mel_bins):
+        known = self.num_columns if self.kind == "archive" else self.sample_rate and self.num_mel_bins
+        if known:
             return self
         every = tuple(utterances)
         spread = range(0, len(every), max(1, len(every) // _SAMPLED))
@@ -143,18 +193,23 @@ class FeatureConfig:
         if not found:
             return self
         ((rate, bins), _) = found.most_common(1)[0]
+        if self.kind == "archive":
+            return replace(self, num_columns=bins)
         return replace(self, sample_rate=rate, num_mel_bins=bins, num_ceps=min(self.num_ceps, bins))
 
     def _sizes(self, utterance: Utterance) -> tuple[int, int]:
-        """Sample rate and filters for an utterance."""
+        """Sample rate and filters for an utterance, or columns."""
         if has_stored(utterance, self):
             return self.sample_rate, self.num_mel_bins or _stored_matrix(utterance).shape[1]
+        if self.kind == "archive":
+            raise DataError(f"utterance {utterance.id!r} has no features in feats.scp")
         rate = self.sample_rate or recorded_rate(utterance)
         return rate, self.num_mel_bins or (80 if rate >= _WIDE_BAND else 40)
 
     def fingerprint(self) -> str:
-        """A short hash that differs between any two different configurations."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """A short hash that differs between any two configurations whose features differ before deltas and splicing."""
+        options = {name: value for name, value in asdict(self).items() if name not in ("deltas", "splice")}
+        return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def num_frames_of(num_samples: int, config: FeatureConfig) -> int:
@@ -192,6 +247,7 @@ class FeatureStream:
         if config.kind == "mfcc":
             options.num_ceps = config.num_ceps
         self.config = config
+        self._context = ContextStream(config.deltas, config.splice)
         self._extractor = (knf.OnlineFbank if config.kind == "fbank" else knf.OnlineMfcc)(options)
         self._returned = 0
 
@@ -201,16 +257,17 @@ class FeatureStream:
             # The binding takes a list of Python floats faster than an array: 1.4 times for the whole call.
             scaled = (samples * np.float32(SAMPLE_SCALE)).tolist()
             self._extractor.accept_waveform(self.config.sample_rate, scaled)
-        return self._frames()
+        return self._context.accept(self._frames())
 
     def finish(self) -> NDArray[np.float32]:
         """The remaining frames [T, F], at the end of the signal."""
         self._extractor.input_finished()
-        return self._frames()
+        complete = self._context.accept(self._frames())
+        return np.concatenate([complete, self._context.finish()]) if self._context.stages else complete
 
     def _frames(self) -> NDArray[np.float32]:
         ready = self._extractor.num_frames_ready
-        frames = np.empty((ready - self._returned, self.config.num_features), np.float32)
+        frames = np.empty((ready - self._returned, self.config.base_columns), np.float32)
         for row, t in enumerate(range(self._returned, ready)):
             frames[row] = self._extractor.get_frame(t)
         self._extractor.pop(len(frames))
@@ -230,31 +287,46 @@ def utterance_features(
 ) -> NDArray[np.float32]:
     """Features of one utterance, float32 [T, F]: read from its Kaldi archive if it has one, else computed.
 
-    Stored features of a lhotse manifest are taken for kind "archive", and where there is no recording. Stored features
-    cannot be perturbed: DataError.
+    Stored features of a lhotse manifest are taken for kind "archive", and where there is no recording. A change of speed
+    stretches stored features in time. Volume and noise need a recording: DataError.
     """
-    perturbation, config = perturbation or Perturbation(), config.fitted([utterance])
+    config = config.fitted([utterance])
+    base = _base_features(utterance, config, perturbation or Perturbation())
+    return add_context(base, config.deltas, config.splice)
+
+
+def _base_features(
+    utterance: Utterance, config: FeatureConfig, perturbation: Perturbation
+) -> NDArray[np.float32]:
+    """Features before deltas and splicing."""
     if not has_stored(utterance, config):
         if config.kind == "archive":
             raise utterance.unusable(
                 "no recording", " has no features in feats.scp; expected some for 'archive'"
             )
         samples = read_audio(utterance, config.sample_rate)
-        return compute_features(perturbation.apply(samples, utterance.id), config)
-    if perturbation != Perturbation(seed=perturbation.seed):
-        raise DataError(
-            f"utterance {utterance.id!r} comes as features; speed, volume and noise can only be changed on audio"
-        )
+        plain = replace(config, deltas=0, splice=(0, 0))
+        return compute_features(perturbation.apply(samples, utterance.id), plain)
+    for name, value, neutral in (
+        ("perturbation.noise", perturbation.noise, None),
+        ("perturbation.volume", tuple(perturbation.volume), (1.0, 1.0)),
+    ):
+        if value != neutral:
+            told = "null" if neutral is None else list(neutral)
+            raise DataError(
+                f"utterance {utterance.id!r} comes as features, and {name} = {value} changes recordings; expected {told}, "
+                "or recordings (wav.scp) without feats.scp; perturbation.speeds and the section augment work on features"
+            )
     try:
         matrix = _stored_matrix(utterance)
     except (ValueError, RuntimeError, OSError, EOFError) as error:  # a DataError is a ValueError
         raise unreadable_features(utterance, error) from error
-    if matrix.ndim != 2 or matrix.shape[1] != config.num_features:
+    if matrix.ndim != 2 or matrix.shape[1] != config.base_columns:
         raise utterance.unusable(
             "width of features",
-            f": {utterance.feats!r} has shape {matrix.shape}, expected [frames, {config.num_features}]",
+            f": {utterance.feats!r} has shape {matrix.shape}, expected [frames, {config.base_columns}]",
         )
-    return matrix
+    return stretch(matrix, perturbation.speed)
 
 
 def unreadable_features(utterance: Utterance, error: Exception) -> UtteranceError:
@@ -326,7 +398,14 @@ def load_chunk(
     perturbation: Perturbation,
     folder: str | Path | None,
 ) -> list[NDArray[np.float32]]:
-    """Features of one chunk: from its file if that is sound, else computed and, with a folder, written there."""
+    """Features of one chunk: from its file if that is sound, else computed and, with a folder, written there.
+
+    The file holds them before deltas and splicing, which are quick to compute.
+    """
+
+    def complete(matrices: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+        return [add_context(matrix, config.deltas, config.splice) for matrix in matrices]
+
     path, identities = None, audio_identities(utterances, config) if folder and not config.dither else None
     if folder is not None and identities is not None:
         content = (FORMAT_VERSION, config.fingerprint(), sorted(asdict(perturbation).items()), identities)
@@ -334,13 +413,13 @@ def load_chunk(
         frames, lengths = _kept(path, "frames", "lengths") or (np.zeros(0), np.zeros(0))
         fits = frames.ndim == 2 and lengths.ndim == 1 and lengths.sum() == len(frames)
         if fits and (lengths >= 0).all():
-            return np.split(frames, np.cumsum(lengths)[:-1])
-    features = [utterance_features(utterance, config, perturbation) for utterance in utterances]
+            return complete(np.split(frames, np.cumsum(lengths)[:-1]))
+    features = [_base_features(utterance, config.fitted([utterance]), perturbation) for utterance in utterances]
     if path is not None:
         lengths = np.array([len(one) for one in features], np.int64)
         with replacing(path) as file:
             np.savez(file, frames=np.concatenate(features), lengths=lengths)
-    return features
+    return complete(features)
 
 
 def features_fault(utterance: Utterance, features: NDArray[np.float32]) -> Fault | None:
@@ -429,7 +508,8 @@ def _count_all(
     for utterance in utterances:
         try:
             if has_stored(utterance, config):
-                numbers = [_stored_frames(utterance, config)] * len(copies)
+                frames = _stored_frames(utterance, config)
+                numbers = [stretched_frames(frames, copy.speed) for copy in copies]
             else:
                 samples = count_samples(utterance, config.sample_rate)
                 speeds = [Fraction(round(copy.speed * 100), 100) for copy in copies]  # as in `change_speed`

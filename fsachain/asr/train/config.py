@@ -199,6 +199,17 @@ def to_dict(config: Any) -> Any:
     return list(config) if isinstance(config, tuple) else config
 
 
+def to_compare(config: Any) -> Any:
+    """`to_dict` for digests and comparisons with older folders: without added options (`added_option`) that do nothing."""
+    if dataclasses.is_dataclass(config) and not isinstance(config, Schedule):
+        return {
+            one.name: to_compare(getattr(config, one.name))
+            for one in dataclasses.fields(config)
+            if "neutral" not in one.metadata or getattr(config, one.name) != one.metadata["neutral"]
+        }
+    return to_dict(config)
+
+
 def _convert(hint: Any, value: Any, place: str) -> Any:
     """`value` as the annotated type. Only int becomes float, and `1e-3` that YAML took for text; a bool is no number."""
     if hint is Any:

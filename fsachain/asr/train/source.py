@@ -28,6 +28,7 @@ from fsachain.asr.data.features import FeatureConfig, not_finite
 from fsachain.asr.data.order import EpochOrder
 from fsachain.asr.data.utterance import Fault, Utterance
 from fsachain.asr.data.workers import Workers
+from fsachain.asr.train.config import to_compare
 from fsachain.asr.train.world import WHOLE, Share
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
@@ -259,7 +260,7 @@ class BatchSource(Source):
 
     def fingerprint(self) -> list[Any]:
         """Of augmentation, ids and lengths of all examples, and penalties that change."""
-        augmentation: Any = None if self._augmentation is None else asdict(self._augmentation)
+        augmentation: Any = None if self._augmentation is None else to_compare(self._augmentation)
         if self._forgiving is not None and self._forgiving.text:
             augmentation = [augmentation, self._forgiving.text]
         examples = (example for versions in self._choices for example in versions)
