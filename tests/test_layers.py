@@ -17,7 +17,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"loss"}),
     # The application. `__main__` belongs to it: it is the command.
     frozenset({"asr", "asr.kaldi"}), frozenset({"asr.nn", "asr.data"}), frozenset({"asr.train", "asr.decode", "asr.plot"}),
-    frozenset({"asr.report"}), frozenset({"asr.cli"}), frozenset({"__main__"}),
+    frozenset({"asr.report", "asr.pipeline"}), frozenset({"asr.cli"}), frozenset({"__main__"}),
 )  # fmt: skip
 APPLICATION = frozenset({"asr", "__main__"})
 # Third-party packages that a layer may import at module level; the others are imported where they are used.
@@ -25,7 +25,8 @@ NUMERICAL = frozenset({"numpy", "scipy"})
 THIRD_PARTY = dict.fromkeys(("kernels", "errors", "moved", "asr", "__main__"), frozenset())
 THIRD_PARTY |= dict.fromkeys(("core", "graph", "asr.kaldi"), NUMERICAL)
 THIRD_PARTY |= dict.fromkeys(
-    ("loss", "asr.nn", "asr.data", "asr.train", "asr.decode", "asr.plot", "asr.report"), NUMERICAL | {"torch"}
+    ("loss", "asr.nn", "asr.data", "asr.train", "asr.decode", "asr.plot", "asr.report", "asr.pipeline"),
+    NUMERICAL | {"torch"},
 )
 THIRD_PARTY |= {"backends": NUMERICAL | {"numba", "llvmlite"}}  # llvmlite is what numba is made with
 THIRD_PARTY |= {"asr.cli": NUMERICAL | {"torch", "click"}}

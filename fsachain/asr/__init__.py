@@ -7,6 +7,7 @@ data, nn    recordings, features and batches; networks
 train       the training loop, checkpoints and schedules
 decode      search, rescoring, scoring and alignment
 plot        pictures
+pipeline    options chosen for the data
 report      the HTML page of an experiment
 cli         the command `fsachain`
 """

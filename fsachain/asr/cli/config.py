@@ -520,18 +520,18 @@ class Experiment:
         """A plain table that `from_dict` reads; every option is in it."""
         return to_dict(self)
 
-    def write(self, path: Path) -> None:
-        """A YAML file that `read` reads."""
+    def write(self, path: Path, head: Iterable[str] = ()) -> None:
+        """A YAML file that `read` reads; `head` are lines of comment."""
         text = require("yaml", extra="recipes").safe_dump(
             self.to_dict(), sort_keys=False, default_flow_style=None
         )
-        write_text(path, text)
+        write_text(path, "".join(f"# {line}\n" for line in head) + text)
 
 
-def read_experiment(
+def read_sections(
     path: Path | None, settings: Sequence[str] = (), kept: Experiment | None = None
-) -> Experiment:
-    """The configuration in a YAML file, else `kept`, else the defaults; `SECTION.OPTION=VALUE` settings are YAML."""
+) -> tuple[dict[str, Any], str]:
+    """The sections of a YAML file, else of `kept`, with `SECTION.OPTION=VALUE` settings, and where they are from."""
     yaml = require("yaml", extra="recipes")
     sections = (kept.to_dict() if kept else {}) if path is None else load_yaml(path)
     for setting in settings:
@@ -549,7 +549,47 @@ def read_experiment(
         except yaml.YAMLError as error:
             raise ConfigError(f"--set {setting}: {value!r} is no YAML value") from error
     where = [] if path is None else [str(path)]
-    return Experiment.from_dict(sections, " ".join([*where, *(f"--set {setting}" for setting in settings)]))
+    return sections, " ".join([*where, *(f"--set {setting}" for setting in settings)])
+
+
+def read_experiment(
+    path: Path | None, settings: Sequence[str] = (), kept: Experiment | None = None
+) -> Experiment:
+    """The configuration in a YAML file, else `kept`, else the defaults; `SECTION.OPTION=VALUE` settings are YAML."""
+    return Experiment.from_dict(*read_sections(path, settings, kept))
+
+
+class Given(NamedTuple):
+    """What a user gave in a call: sections of --config and --set, their place for messages, and whether --config was."""
+
+    sections: dict[str, Any]
+    where: str
+    has_file: bool
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """By place, such as "train.num_epochs"."""
+        return dict(flat(self.sections))
+
+    def over(self, sections: Mapping[str, Any]) -> Experiment:
+        """The configuration of these sections but for the options that were given."""
+        return Experiment.from_dict(merged(sections, self.sections), self.where)
+
+
+def given_options() -> Given | None:
+    """What the user gave of the command that runs; None outside of one, or where a language folder has the rest."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(_GIVEN)
+
+
+def merged(sections: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Sections in which the options of `others` win."""
+    found = copy.deepcopy(dict(sections))
+    for name, value in others.items():
+        inner = found.get(name)
+        is_section = isinstance(inner, Mapping) and isinstance(value, Mapping)
+        found[name] = merged(inner, value) if is_section else copy.deepcopy(value)
+    return found
 
 
 def _read_config(
@@ -567,6 +607,7 @@ def _read_config(
         file = next((file for file in files if file.is_file()), None)
         if file is not None:
             click.echo(f"configuration: {file}")
+        context.meta[_GIVEN] = Given(*read_sections(path, settings), path is not None)
         return read_experiment(path or file, settings, otherwise)
     kept: Experiment | None = lang.experiment
     found = read_experiment(path, settings, kept)
@@ -588,6 +629,7 @@ def _read_config(
 
 
 _SETTINGS = f"{__name__}.settings"
+_GIVEN = f"{__name__}.given"
 
 
 def config_options(otherwise: Experiment | None = None, told: str = "that of the language folder") -> Any:
@@ -700,6 +742,12 @@ def differences(experiment: Experiment) -> Iterator[str]:
             yield f"{name}: {_yaml(value)}"
         elif value != known[name]:
             yield f"{name}: {_yaml(value)} (default {_yaml(known[name])})"
+
+
+def plain_options(experiment: Experiment) -> dict[str, Any]:
+    """All options as a plain table, those of the network included."""
+    kind = experiment.network.get("kind", "tdnnf")
+    return {**experiment.to_dict(), "network": _network(kind, experiment.network)}
 
 
 def _network(kind: str, options: dict[str, Any]) -> dict[str, Any]:

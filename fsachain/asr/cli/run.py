@@ -39,7 +39,7 @@ from typing import Any
 import click
 
 from fsachain.asr.cli.alignment import align, compare_times, learn_boundaries
-from fsachain.asr.cli.config import CONFIG, Experiment, config_option
+from fsachain.asr.cli.config import CONFIG, Experiment, config_option, given_options, plain_options
 from fsachain.asr.cli.decoding import WEIGHTS, DecodingGraphs, Recogniser, refuse_with_spelling
 from fsachain.asr.cli.graphs import den_graph as make_denominator
 from fsachain.asr.cli.graphs import load_normalization
@@ -66,15 +66,17 @@ from fsachain.asr.data.audio import Perturbation
 from fsachain.asr.data.kaldi_dir import DataDir
 from fsachain.asr.nn.network import num_parameters
 from fsachain.asr.nn.word_network import train_word_network
+from fsachain.asr.pipeline.defaults import Choice, choose, describe_data
 from fsachain.asr.report.collect import RUN, STAGE_LOG, read_stages
 from fsachain.asr.train.checkpoint import list_checkpoints
-from fsachain.asr.train.config import to_compare
+from fsachain.asr.train.config import flat, to_compare
 from fsachain.asr.train.log import read_log
 from fsachain.asr.train.stopping import stoppable
 from fsachain.asr.train.world import World
 from fsachain.errors import ConfigError, DataError, GraphError, LeftOutError, counted
 from fsachain.files import locked, parse_json, write_text
 from fsachain.graph.decoding import Weights
+from fsachain.graph.lexicon import Lexicon
 
 SPLITS = ("train", "dev", "test")
 INPUTS = (*SPLITS, "lexicon", "patterns", "arpa", "rescore")
@@ -85,10 +87,116 @@ _TABLES = ("text", "wav.scp", "segments", "utt2spk", "feats.scp")  # of a data d
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """Which options were chosen for the data, and which were given, by their place; `data` says what the data is."""
+
+    choices: tuple[Choice, ...]
+    given: Mapping[str, Any]
+    data: str
+
+    @property
+    def lines(self) -> list[str]:
+        """For people, as the head of config.yaml."""
+        told = ", ".join(f"{name}={json.dumps(value)}" for name, value in self.given.items())
+        return [
+            f"Data: {self.data}",
+            f"Given: {told or 'nothing'}",
+            "Chosen for the data, each with its reason; all other options have their defaults:",
+            *(f"  {choice}" for choice in self.choices),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For run.json."""
+        chosen = {one.option: [one.value, one.reason] for one in self.choices}
+        return {"data": self.data, "given": dict(self.given), "chosen": chosen}
+
+    @classmethod
+    def from_dict(cls, kept: Mapping[str, Any]) -> Chosen:
+        choices = [Choice(option, *pair) for option, pair in kept["chosen"].items()]
+        return cls(tuple(choices), kept["given"], kept["data"])
+
+    def changed(self, settings: Mapping[str, Any]) -> Chosen:
+        """With options that are given now."""
+        left = tuple(one for one in self.choices if one.option not in settings)
+        return Chosen(left, {**self.given, **settings}, self.data)
+
+    def sections(self) -> dict[str, Any]:
+        """The choices as sections of a configuration."""
+        found: dict[str, Any] = {}
+        for one in self.choices:
+            *tables, name = one.option.split(".")
+            table = found
+            for inner in tables:
+                table = table.setdefault(inner, {})
+            table[name] = one.value
+        return found
+
+
+def _configure(
+    exp: Path,
+    first: Path | None,
+    experiment: Experiment,
+    inputs: Mapping[str, Path],
+    resources: Resources,
+    world: World,
+) -> tuple[Experiment, Chosen | None]:
+    """The configuration with what the data asks for where nothing is given.
+
+    A folder goes on with its own options: those of earlier versions, and choices that were made of the same inputs and
+    options. A second pass takes what is not given from the first.
+    """
+    given = given_options()
+    if given is None or not world.is_first:
+        return experiment, None
+    kept, settings = _kept(exp), given.flat
+    base = exp if (exp / CONFIG).is_file() else first
+    if base is not None:
+        options = _kept(base).get("options")
+        chosen = None if options is None else Chosen.from_dict(options)
+        if not given.has_file:  # `experiment` is that of the folder
+            return experiment, None if chosen is None else chosen.changed(settings)
+        if (chosen is None and base == exp) or (chosen is not None and first is not None):
+            found = given.over(Experiment.read(base / CONFIG).to_dict())
+            return _with_free_options(found, experiment), None if chosen is None else chosen.changed(settings)
+        if chosen is None:
+            return experiment, None
+        same = all(os.path.abspath(path) == kept["inputs"].get(name) for name, path in inputs.items())  # noqa: PTH100
+        if same and dict(chosen.given) == settings:
+            return _with_free_options(given.over(chosen.sections()), experiment), chosen
+    chosen = choose_options(experiment, settings, inputs, resources)
+    click.echo("\n".join(chosen.lines))
+    return _with_free_options(given.over(chosen.sections()), experiment), chosen
+
+
+def _with_free_options(found: Experiment, experiment: Experiment) -> Experiment:
+    """With the seed and the treatment of bad data, which options of the command may have set."""
+    train = replace(found.train, seed=experiment.train.seed, bad_data=experiment.train.bad_data)
+    return replace(found, train=train)
+
+
+def choose_options(
+    experiment: Experiment, given: Mapping[str, Any], inputs: Mapping[str, Path], resources: Resources
+) -> Chosen:
+    """Choose the options that are not `given` for data sets and a lexicon; `experiment` has those that are."""
+    sets = {split: resources.read(inputs[split]).utterances for split in SPLITS if split in inputs}
+    train = sets.pop("train")
+    config = experiment.lang
+    if "lexicon" in inputs:
+        how = {"silence": config.silence, "silence_prob": config.silence_prob, "oov": config.oov}
+        lexicon = Lexicon.read(inputs["lexicon"], **how)
+    else:
+        lexicon = Lexicon.characters([one.words for one in train if one.words], silence=config.silence)
+    summary = describe_data(train, list(sets.values()), lexicon, experiment.features, experiment.train.seed)
+    choices = choose(summary, given, dict(flat(plain_options(experiment))), has_arpa="arpa" in inputs)
+    return Chosen(tuple(choices), given, str(summary))
+
+
+@dataclass(frozen=True)
 class Run:
     """One run: `exp` gets all outputs; `first` is the folder of the first pass, if this is a second.
 
     `inputs` are the paths of `INPUTS` that are given: data sets, lexicon, ARPA models of the search and for rescoring.
+    `chosen` are the options that were chosen for the data; None in folders of earlier versions.
     """
 
     exp: Path
@@ -97,6 +205,7 @@ class Run:
     resources: Resources = field(default_factory=Resources)
     first: Path | None = None
     world: World = field(default_factory=World.alone)
+    chosen: Chosen | None = None
 
     @property
     def base(self) -> Path:
@@ -445,8 +554,10 @@ def _chosen(run: Run, digests: Mapping[str, str], begin: str | None, end: str | 
 
 def _keep(run: Run, done: Mapping[str, str]) -> None:
     inputs = {name: os.path.abspath(path) for name, path in run.inputs.items()}  # noqa: PTH100 (links stay)
-    run.config.write(run.exp / CONFIG)
-    kept = {"inputs": inputs, "done": {name: done[name] for name in NAMES if name in done}}
+    run.config.write(run.exp / CONFIG, () if run.chosen is None else run.chosen.lines)
+    kept: dict[str, Any] = {"inputs": inputs, "done": {name: done[name] for name in NAMES if name in done}}
+    if run.chosen is not None:
+        kept["options"] = run.chosen.to_dict()
     write_text(run.exp / RUN, json.dumps(kept, indent=1) + "\n")
 
 
@@ -549,5 +660,6 @@ def run(
         permitted_imports(experiment.imported),  # what the configuration names, the user trusts
         World.from_environment(experiment.train.process_timeout) as world,
     ):
+        experiment, chosen = world.from_first(_configure(exp, first, experiment, inputs, resources, world))
         experiment = experiment.fitted(resources.read(inputs["train"]), tell=world.is_first)
-        perform(Run(exp, experiment, inputs, resources, first, world), begin, end)
+        perform(Run(exp, experiment, inputs, resources, first, world, chosen), begin, end)

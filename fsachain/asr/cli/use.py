@@ -34,9 +34,10 @@ CONTEXT_SECONDS = 15.0  # to each side, of networks that see whole utterances
 def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Features]:
     """Network outputs [T', P] of a recording, block by block: together those of the whole, in the memory of a block.
 
-    Where the configuration normalises by utterance or speaker, each frame is normalised by the `CMVN_SECONDS` around it, with scope "window" by its frames: a
-    recording that is no longer than that, as an utterance. A network that sees whole utterances is given the
-    `CONTEXT_SECONDS` before and behind each block: a recording that is no longer than that, as a whole.
+    Where the configuration normalises by utterance or speaker, each frame is normalised by the `CMVN_SECONDS` around it: a
+    recording that is no longer than that, as an utterance. With scope "window" the frames are those of the configuration. A
+    network that sees whole utterances is given the `CONTEXT_SECONDS` before and behind each block: a recording that is no
+    longer than that, as a whole.
     """
     shift = model.experiment.features.frame_shift_ms / 1000.0
     whole = max(1, round(CONTEXT_SECONDS / shift))

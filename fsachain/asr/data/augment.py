@@ -51,7 +51,14 @@ class AugmentConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        counts = ("time_masks", "time_mask_frames", "frequency_masks", "frequency_mask_bins", "frame_shift", "block_columns")
+        counts = (
+            "time_masks",
+            "time_mask_frames",
+            "frequency_masks",
+            "frequency_mask_bins",
+            "frame_shift",
+            "block_columns",
+        )
         check_range(self, "[0, inf)", *counts)
         check_range(self, "[0, 1]", "time_mask_fraction")
         check_range(self, "[0, 0.5)", "frequency_warp")
@@ -85,7 +92,9 @@ def augment(example: Example, config: AugmentConfig, epoch: int, view: int = 0) 
         generator = seeded_generator(config.seed, epoch, example.id, view)
     if config.frequency_warp:
         factor = float(generator.uniform(1.0 - config.frequency_warp, 1.0 + config.frequency_warp))
-        parts = [warp_frequencies(features[:, at : at + block], factor) for at in range(0, num_columns, block)]
+        parts = [
+            warp_frequencies(features[:, at : at + block], factor) for at in range(0, num_columns, block)
+        ]
         features = np.concatenate(parts, axis=1)
     mean, changed = features.mean(axis=0), features.copy()
     for _ in range(config.frequency_masks):

@@ -414,7 +414,9 @@ def load_chunk(
         fits = frames.ndim == 2 and lengths.ndim == 1 and lengths.sum() == len(frames)
         if fits and (lengths >= 0).all():
             return complete(np.split(frames, np.cumsum(lengths)[:-1]))
-    features = [_base_features(utterance, config.fitted([utterance]), perturbation) for utterance in utterances]
+    features = [
+        _base_features(utterance, config.fitted([utterance]), perturbation) for utterance in utterances
+    ]
     if path is not None:
         lengths = np.array([len(one) for one in features], np.int64)
         with replacing(path) as file:

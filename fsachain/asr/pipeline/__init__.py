@@ -1,0 +1,1 @@
+"""Options chosen for the data: `fsachain.asr.pipeline.defaults`."""

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.asr.pipeline.held_out import PhoneLmOrder, phone_lm_orders, word_gain
 from fsachain.asr.data.features import FeatureConfig, frame_counts, has_stored, utterance_features
 from fsachain.asr.data.frames import add_context
 from fsachain.asr.data.utterance import Utterance
+from fsachain.asr.pipeline.held_out import PhoneLmOrder, phone_lm_orders, word_gain
 from fsachain.errors import counted
 from fsachain.graph.lexicon import Lexicon
 
@@ -140,7 +140,9 @@ def describe_data(
     if stored:
         kind, columns, has_deltas = _kind_of_features(stored, fitted)
     words = Counter(word for sentence in transcripts for word in sentence)
-    spoken = sum(lexicon.silence_phone is None or _phones(lexicon, word, silence) > 0 for word in lexicon.words)
+    spoken = sum(
+        lexicon.silence_phone is None or _phones(lexicon, word, silence) > 0 for word in lexicon.words
+    )
     return DataSummary(
         utterances=len(train),
         hours=sum(seconds) / 3600,
@@ -162,7 +164,9 @@ def describe_data(
     )
 
 
-def describe_transcripts(transcripts: Sequence[Sequence[str]], lexicon: Lexicon, seed: int = 0) -> DataSummary:
+def describe_transcripts(
+    transcripts: Sequence[Sequence[str]], lexicon: Lexicon, seed: int = 0
+) -> DataSummary:
     """The summary for commands that have transcripts and no recordings: only rules about language have what they need."""
     words = Counter(word for sentence in transcripts for word in sentence)
     return DataSummary(
@@ -214,7 +218,9 @@ def _phones(lexicon: Lexicon, word: str, silence: int | None) -> int:
     return min(sum(phone != silence for phone in way.phones) for way in ways)
 
 
-def _speakers(sets: Sequence[Sequence[Utterance]], features: FeatureConfig, shift: float) -> tuple[int, float]:
+def _speakers(
+    sets: Sequence[Sequence[Utterance]], features: FeatureConfig, shift: float
+) -> tuple[int, float]:
     """Speakers of all sets, and the seconds of the median speaker in the set where that is least; (0, 0) if unknown."""
     names: set[str] = set()
     least = float("inf")
@@ -224,7 +230,9 @@ def _speakers(sets: Sequence[Sequence[Utterance]], features: FeatureConfig, shif
         seconds: Counter[str] = Counter()
         for one, frames in zip(utterances, _frames(utterances, features), strict=True):
             seconds[one.speaker] += shift * frames  # type: ignore[assignment]
-        if len(utterances) > 1 and len(seconds) == len(utterances):  # the utterance's own id stands for a speaker
+        if len(utterances) > 1 and len(seconds) == len(
+            utterances
+        ):  # the utterance's own id stands for a speaker
             return 0, 0.0
         names |= set(seconds)
         least = min(least, median(seconds.values()))
@@ -277,7 +285,8 @@ ENOUGH_TEXT = 5_000  # words that a network of words needs; 2,000 made it worse,
 MOST_TEXT = 50_000  # words, for five seconds of one core per thousand
 LEAST_SPEAKER = 8.0  # seconds of a speaker whose statistics are better than an utterance's
 LEAST_UTTERANCE = 2.0  # seconds
-WORTH_AN_ORDER = 0.01  # nats per phone
+WORTH_AN_ORDER = 0.1  # nats per phone that a higher order has to bring: likelihood forgives what a network learns by heart
+MOST_UNSEEN = 0.05  # share of held-out phones; prompts had 0.17 with a trigram, of which training knew half the answers
 MOST_ARCS = 60_000  # of the phone language model, so that a step of training stays with the network
 STEPS = 1440  # that a small network is trained for
 
@@ -306,7 +315,11 @@ class _Options:
 
 
 def choose(
-    summary: DataSummary, given: Mapping[str, Any], plain: Mapping[str, Any] | None = None, *, has_arpa: bool = False
+    summary: DataSummary,
+    given: Mapping[str, Any],
+    plain: Mapping[str, Any] | None = None,
+    *,
+    has_arpa: bool = False,
 ) -> list[Choice]:
     """Choose options for the data.
 
@@ -348,7 +361,8 @@ def _phone_lm(data: DataSummary, options: _Options) -> None:
         return
     best = data.orders[0]
     for one in data.orders[1:]:
-        if one.arcs <= MOST_ARCS and one.held_out > best.held_out + WORTH_AN_ORDER:
+        affordable = one.arcs <= MOST_ARCS and one.unseen <= MOST_UNSEEN
+        if affordable and one.held_out > best.held_out + WORTH_AN_ORDER:
             best = one
     order = options.given.get("phone_lm.ngram_order", best.order)
     known = {one.order: one for one in data.orders}
@@ -363,14 +377,28 @@ def _phone_lm(data: DataSummary, options: _Options) -> None:
     if order in known:
         options.choose("phone_lm.no_prune_ngram_order", its.no_prune, "its own order, at most 3")
         extra = its.extra_states * (2 if data.hours > 10 else 1)
-        options.choose("phone_lm.num_extra_lm_states", extra, "none beyond those of order 3, but for a 4-gram")
+        options.choose(
+            "phone_lm.num_extra_lm_states", extra, "none beyond those of order 3, but for a 4-gram"
+        )
+
+
+def _has_cepstra(data: DataSummary, options: _Options) -> bool:
+    return data.kind == CEPSTRA or (data.kind == RECORDINGS and options["features.kind"] == "mfcc")
 
 
 def _features(data: DataSummary, options: _Options) -> None:
-    if data.kind == CEPSTRA and not data.has_deltas and options["features.kind"] in ("archive", "fbank", None):
-        options.choose("features.deltas", 2, "cepstra without deltas: their changes are much smaller than they are")
+    if (
+        data.kind == CEPSTRA
+        and not data.has_deltas
+        and options["features.kind"] in ("archive", "fbank", None)
+    ):
+        options.choose(
+            "features.deltas", 2, "cepstra without deltas: their changes are much smaller than they are"
+        )
     if data.kind == RECORDINGS and data.sample_rate >= 16_000 and data.hours < 5:
-        options.choose("features.num_mel_bins", 40, "less than 5 hours: 80 filters bring a small network nothing")
+        options.choose(
+            "features.num_mel_bins", 40, "less than 5 hours: 80 filters bring a small network nothing"
+        )
 
 
 def _cmvn(data: DataSummary, options: _Options) -> None:
@@ -397,10 +425,14 @@ def _augmentation(data: DataSummary, options: _Options) -> None:
             options.choose("perturbation.noise", [3.0, 25.0], f"{why}, and microphones differ")
         options.choose("augment.time_masks", 2, why)
         options.choose("augment.time_mask_frames", 20, "with the masks")
-        if data.kind != CEPSTRA:
+        if not _has_cepstra(data, options):
             options.choose("augment.frequency_masks", 2, why)
-            width = options["features.num_mel_bins"] or data.columns or (80 if data.sample_rate >= 16_000 else 40)
-            options.choose("augment.frequency_mask_bins", max(1, round(0.15 * width)), "a seventh of the columns")
+            width = (
+                options["features.num_mel_bins"] or data.columns or (80 if data.sample_rate >= 16_000 else 40)
+            )
+            options.choose(
+                "augment.frequency_mask_bins", max(1, round(0.15 * width)), "a seventh of the columns"
+            )
     if not options.is_ctc:
         shift = 2 if is_predictable(data) else 1
         options.choose("augment.frame_shift", shift, "moves the grid of output frames")
@@ -408,7 +440,7 @@ def _augmentation(data: DataSummary, options: _Options) -> None:
 
 def _network(data: DataSummary, options: _Options) -> None:
     if (options["network.kind"] or "tdnnf") != "tdnnf":
-        return
+        return  # a network of another kind has its own sizes
     step = 3
     while step > 1 and data.crowded.get(step, 0.0) > 0.02:
         step -= 1
@@ -417,14 +449,22 @@ def _network(data: DataSummary, options: _Options) -> None:
         options.choose("network.subsampling", step, told)
     step = options["network.subsampling"] or step
     size = f"{60 * data.hours:.0f} minutes" if data.hours < 2 else f"{data.hours:.0f} hours"
-    for least, channels, bottleneck in ((0, 128, 64), (2, 256, 64), (5, 512, 96), (20, 768, 128), (100, 1024, 128)):
+    for least, channels, bottleneck in (
+        (0, 128, 64),
+        (2, 256, 64),
+        (5, 512, 96),
+        (20, 768, 128),
+        (100, 1024, 128),
+    ):
         if data.hours >= least:
             width = channels, bottleneck
     options.choose("network.channels", width[0], size)
     options.choose("network.bottleneck", width[1], size)
     strides = [1, 1, 2, 2, 3, 3] if data.hours < 5 else [1, 1, 1, 1, 3, 3, 3, 3, 3]
     if step == 3:
-        options.choose("network.time_strides", strides, "sees about 0.4 s to each side" if data.hours < 5 else size)
+        options.choose(
+            "network.time_strides", strides, "sees about 0.4 s to each side" if data.hours < 5 else size
+        )
     if not options.is_ctc:
         options.choose("network.xent", "branch", "a second output steadies the training")
 
@@ -436,7 +476,9 @@ def _loss(data: DataSummary, options: _Options) -> None:
     if options["network.xent"] == "branch":
         options.choose("loss.xent_regularize", 0.1, "weight of the second output")
     if is_predictable(data) and data.hours < 2:
-        options.choose("loss.consistency", 0.2, "two views of each utterance, which differ in masks; little data")
+        options.choose(
+            "loss.consistency", 0.2, "two views of each utterance, which differ in masks; little data"
+        )
 
 
 def _training(data: DataSummary, options: _Options) -> None:
@@ -461,11 +503,15 @@ def _decoding(data: DataSummary, options: _Options, has_arpa: bool) -> None:
         told = f"a bigram of the training text brings {data.word_gain:.2f} nats per held-out word"
         options.choose("decoding.ngram_order", order, told if order else f"any word may follow any: {told}")
     if has_arpa or options["decoding.ngram_order"]:
-        options.choose("decoding.lm_weights", [0.3, 0.5, 0.7, 0.9, 1.1], "the table grows where its edge is best")
+        options.choose(
+            "decoding.lm_weights", [0.3, 0.5, 0.7, 0.9, 1.1], "the table grows where its edge is best"
+        )
         options.choose("decoding.word_insertion_penalties", [-0.5, 0.0, 0.5, 1.0], "likewise")
     else:
         options.choose("decoding.lm_weights", [1.0], "a loop of words has no probabilities to weigh")
-        options.choose("decoding.word_insertion_penalties", [-1.0, 0.0, 1.0, 2.0], "the table grows at its edges")
+        options.choose(
+            "decoding.word_insertion_penalties", [-1.0, 0.0, 1.0, 2.0], "the table grows at its edges"
+        )
     if not options.is_ctc and options["augment.frame_shift"]:
         fast = data.phones_per_second > FAST
         told = f"outputs are the mean over shifts; {data.phones_per_second:.0f} phones a second"

@@ -83,7 +83,9 @@ def _folds(transcripts: Sequence[Sequence[str]], seed: int) -> dict[tuple[str, .
     return {distinct[place]: number % FOLDS for number, place in enumerate(order)}
 
 
-def _log_likelihood(model: Fsa, sentences: Sequence[Sequence[int]], num_phones: int) -> tuple[float, int, int]:
+def _log_likelihood(
+    model: Fsa, sentences: Sequence[Sequence[int]], num_phones: int
+) -> tuple[float, int, int]:
     """Log-likelihood in nats, unseen n-grams, and phones with sentence ends.
 
     After an unseen n-gram the model goes on where its phone leads most often.
