@@ -29,7 +29,7 @@ FIRST = ["lang", "features", "graphs", "train", "decode", "align", "report"]
 INPUTS = (
     "--train data --dev data --test data --lexicon lexicon.txt --config small.yaml --workers 1 "
     "--set train.num_threads=1 --set train.average_last=1 "
-    "--set decoding.lm_weights=[1.0] --set decoding.word_insertion_penalties=[0.0]"
+    "--set decoding.lm_weights=[1.0] --set decoding.word_insertion_penalties=[0.0] --set rescoring.speeds=[]"
 )
 CTC = "--set lang.topology=ctc --set phone_lm.ngram_order=0 --set loss.leaky_hmm_coefficient=0.0"
 
@@ -422,3 +422,53 @@ def test_kernels_that_are_compiled_appear_in_the_bar_of_the_work(tmp_path):
         [sys.executable, tmp_path / "work.py"], env=environment, capture_output=True, text=True, check=True
     )
     assert told.stdout == "2.0 4.0 2 ['compiling work.twice', 'compiling work.twice'] []\n"
+
+
+def options_of(exp):
+    return json.loads((exp / "run.json").read_text())["options"]
+
+
+def test_options_are_chosen_for_the_data_and_kept_with_their_reasons(fsachain, exp, inputs):
+    told = fsachain.ok(f"run exp {inputs} --to lang").out
+    assert "Data: 5 utterances" in told and "Chosen for the data" in told
+    chosen, given = options_of(exp)["chosen"], options_of(exp)["given"]
+    assert given["decoding.lm_weights"] == [1.0] and given.keys().isdisjoint(chosen)
+    head = [line for line in (exp / "config.yaml").read_text().splitlines() if line.startswith("# ")]
+    config = Experiment.read(exp / "config.yaml").to_dict()
+    assert chosen
+    for option, (value, reason) in chosen.items():
+        assert f"#   {option} = {json.dumps(value)}: {reason}" in head
+        section, name = option.split(".", maxsplit=1)
+        assert config[section].get(name, value) == value
+    assert config["loss"]["leaky_hmm_coefficient"] == chosen["loss.leaky_hmm_coefficient"][0] == 0.1
+    again = fsachain.ok(f"run exp {inputs} --to lang").out
+    assert "all is done" in again and "Chosen" not in again, (
+        "the same options of the same data are not chosen twice"
+    )
+    fsachain.ok("run exp --to lang --set loss.leaky_hmm_coefficient=0.2")
+    assert "loss.leaky_hmm_coefficient" not in options_of(exp)["chosen"]
+    assert options_of(exp)["given"]["loss.leaky_hmm_coefficient"] == 0.2
+    spelt = "run exp --to lang --set decoding.open_vocabulary=true"
+    fsachain.ok(f"{spelt} --set rescoring.network_epochs=0")
+    assert not [option for option in options_of(exp)["chosen"] if option.startswith("rescoring.")]
+
+
+def test_a_folder_of_an_earlier_version_goes_on_with_its_own_options(fsachain, exp, inputs):
+    fsachain.ok(f"run exp {inputs} --to lang --as-given --set loss.leaky_hmm_coefficient=1e-5")
+    assert "options" not in json.loads((exp / "run.json").read_text())
+    assert not (exp / "config.yaml").read_text().startswith("#")
+    for command in ("run exp --to lang", f"run exp {inputs} --to lang"):
+        told = fsachain.ok(command).out
+        assert "all is done" in told and "Chosen" not in told
+        config = Experiment.read(exp / "config.yaml")
+        assert (config.loss.leaky_hmm_coefficient, config.network.get("xent")) == (1e-5, None)
+
+
+def test_choices_are_printed_as_a_file_for_other_commands(fsachain, recorded):
+    told = fsachain.ok("config --for data --lexicon lexicon.txt --with data").out
+    (recorded / "chosen.yaml").write_text(told)
+    config = Experiment.read(recorded / "chosen.yaml")
+    assert config.loss.leaky_hmm_coefficient == 0.1 and config.network["xent"] == "branch"
+    assert "#   loss.leaky_hmm_coefficient = 0.1: " in told
+    fsachain.ok("lang lexicon.txt lang --config chosen.yaml")
+    assert fsachain("config --lexicon lexicon.txt").status == 2

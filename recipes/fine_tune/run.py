@@ -23,6 +23,7 @@ from recipes.pipeline.results import Result, add_options, publish, read_result, 
 
 CORPORA: dict[str, Prepare] = {"prompts": prepare_data_dirs, "digits": prepare_digits}
 LAST = "--to=decode"  # the table needs no more
+AS_GIVEN = "--as-given"  # both corpora with the same options, whatever suits each
 RANDOM, TUNED = "random weights", "pretrained"
 # The encoder waits until the new output layer has learnt something, then moves more slowly than that.
 TUNING = ("train.optimizer.freeze_epochs={encoder: 4}", "train.optimizer.factors={encoder: 0.5}")
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     print("=== pretraining", flush=True)
     pretrained = options.exp / "pretrained"
-    given = (f"--config={FOLDER / 'pretrain.yaml'}", f"--corpus={options.prompts}", LAST)
+    given = (f"--config={FOLDER / 'pretrain.yaml'}", f"--corpus={options.prompts}", LAST, AS_GIVEN)
     run_with(FOLDER, CORPORA["prompts"], pretrained, options.set, *given)
     starts = {RANDOM: (), TUNED: (f"network.init_from={pretrained / 'model' / FINAL_MODEL}", *TUNING)}
     results = []
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"=== one utterance in {options.one_in}, {start}, seed {seed}", flush=True)
             exp = options.exp / f"{start.split()[0]}-{seed}"
             part, made_of = partial(prepare_part, options.one_in), {"one_in": options.one_in}
-            given = (f"--config={FOLDER / 'digits.yaml'}", f"--corpus={options.digits}", LAST)
+            given = (f"--config={FOLDER / 'digits.yaml'}", f"--corpus={options.digits}", LAST, AS_GIVEN)
             run_with(FOLDER, part, exp, (*changes, *options.set), f"--seed={seed}", *given, made_of=made_of)
             results.append(read_result(exp, "digits", start, seed))
     publish(table_of(results), options.exp)

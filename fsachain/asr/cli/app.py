@@ -12,7 +12,7 @@ import click
 _TABLE = """
 The whole way
   run           run           Go the whole way from data sets and a lexicon to a word error rate.
-  config        config        Explain every option of a configuration.
+  config        chosen        Explain every option of a configuration, or choose them for data.
   warmup        warmup        Compile the kernels beforehand, for container images.
 Data and graphs
   spell         lang          Make a lexicon of characters, where there is no dictionary.

@@ -21,7 +21,7 @@ import click
 import torch
 from torch import nn
 
-from fsachain.asr.cli.options import FILE, command, note, option, together
+from fsachain.asr.cli.options import FILE, note, option, together
 from fsachain.asr.data.audio import Perturbation
 from fsachain.asr.data.augment import AugmentConfig
 from fsachain.asr.data.cmvn import CmvnConfig
@@ -247,8 +247,8 @@ class LossConfig:
     """Options of `LFMMILoss`: numbers, or schedules such as "0,0@0.2,0.5" (see `fsachain.asr.train.schedule`).
 
     Attributes:
-        leaky_hmm_coefficient (probability): of a jump to any state of the denominator after each frame; 1e-5 as in Kaldi,
-            0.1 in its end-to-end recipes, 0 exact.
+        leaky_hmm_coefficient (probability): of a jump to any state of the denominator after each frame; 0.1 as in Kaldi's
+            end-to-end recipes, 1e-5 in its others, 0 exact.
         l2_regularize (factor): of the squared scores, halved.
         out_of_range_regularize (factor): of the squares, halved, of what scores exceed -30 to 30 by.
         xent_regularize (factor): of the cross-entropy of the second head (`network.xent: branch`); 0.1 is usual.
@@ -257,7 +257,7 @@ class LossConfig:
             draw. A step then has both views, and takes twice as long; 0 off.
     """
 
-    leaky_hmm_coefficient: Scheduled = 1e-5
+    leaky_hmm_coefficient: Scheduled = 0.1
     l2_regularize: Scheduled = 5e-5
     out_of_range_regularize: Scheduled = 0.01
     xent_regularize: Scheduled = 0.0
@@ -577,7 +577,7 @@ class Given(NamedTuple):
 
 
 def given_options() -> Given | None:
-    """What the user gave of the command that runs; None outside of one, or where a language folder has the rest."""
+    """What the user gave of the command that runs; None outside of one."""
     context = click.get_current_context(silent=True)
     return None if context is None else context.meta.get(_GIVEN)
 
@@ -610,6 +610,7 @@ def _read_config(
         context.meta[_GIVEN] = Given(*read_sections(path, settings), path is not None)
         return read_experiment(path or file, settings, otherwise)
     kept: Experiment | None = lang.experiment
+    context.meta[_GIVEN] = Given(*read_sections(path, settings), path is not None)
     found = read_experiment(path, settings, kept)
     file = f"{lang.folder / CONFIG}" if kept else "every option has its default"
     if kept is None or found == kept:
@@ -671,7 +672,8 @@ _HEAD = """\
 The options of the YAML file that commands take as `--config`, each with its default, its unit in parentheses, and its
 meaning. An option that is left out keeps its default. `--set SECTION.OPTION=VALUE` changes one for one command.
 `fsachain config` prints this page, `fsachain config --section train` a part of it, `fsachain config --defaults` a file
-of all defaults to begin with, and `fsachain config --diff FILE` what a file changes.
+of all defaults to begin with, `fsachain config --diff FILE` what a file changes, and `fsachain config --for DATA` the
+options that `fsachain run` chooses for a data set ([defaults.md](defaults.md)).
 """
 _NETWORK = """\
 - `network.kind` = `tdnnf`: "tdnnf", "conformer", or package.module:Class, a class of yours (docs/networks.md).
@@ -744,6 +746,18 @@ def differences(experiment: Experiment) -> Iterator[str]:
             yield f"{name}: {_yaml(value)} (default {_yaml(known[name])})"
 
 
+def defaults_text() -> str:
+    """A YAML file of all defaults."""
+    every = {**Experiment().to_dict(), "network": _network("tdnnf", {})}
+    return "".join(dump({name: options}) for name, options in every.items())
+
+
+def page_text(sections: Sequence[str] = ()) -> str:
+    """The text of docs/configuration.md, or these sections of it."""
+    head = [] if sections else [_HEAD]
+    return "\n".join([*head, *map(section_text, sections or SECTIONS)])
+
+
 def plain_options(experiment: Experiment) -> dict[str, Any]:
     """All options as a plain table, those of the network included."""
     kind = experiment.network.get("kind", "tdnnf")
@@ -756,36 +770,10 @@ def _network(kind: str, options: dict[str, Any]) -> dict[str, Any]:
     return {"kind": kind, "init_from": None, **plain, **options}
 
 
-def _dump(value: Any, **how: Any) -> str:
+def dump(value: Any, **how: Any) -> str:
     yaml = require("yaml", extra="recipes")
     return str(yaml.safe_dump(value, sort_keys=False, width=_WIDTH, **how))
 
 
 def _yaml(value: Any) -> str:
-    return _dump(value, default_flow_style=True).removesuffix("...\n").strip()
-
-
-@command()
-def config(
-    sections: tuple[str, ...] = option(
-        click.Choice(SECTIONS), "Only this section.", "--section", multiple=True
-    ),
-    as_file: bool = option(bool, "A YAML file of all defaults, to begin with.", "--defaults"),
-    file: Path | None = option(FILE, "Only what this configuration changes.", "--diff"),
-) -> None:
-    """Explain every option of a configuration.
-
-    In: with --diff a YAML file as other commands take it with --config.
-    Out: default, unit and meaning of each option, printed; the text of docs/configuration.md.
-    Example: fsachain config --section train
-    """
-    if sum([bool(sections), as_file, file is not None]) > 1:
-        raise click.UsageError("--section, --defaults and --diff: expected one of them")
-    if file is not None:
-        click.echo("\n".join(differences(read_experiment(file))) or f"{file}: every option has its default")
-    elif as_file:
-        every = {**Experiment().to_dict(), "network": _network("tdnnf", {})}
-        click.echo("".join(_dump({name: options}) for name, options in every.items()), nl=False)
-    else:
-        head = [] if sections else [_HEAD]
-        click.echo("\n".join([*head, *map(section_text, sections or SECTIONS)]), nl=False)
+    return dump(value, default_flow_style=True).removesuffix("...\n").strip()

@@ -52,7 +52,7 @@ from fsachain.asr.decode.rescore import (
 from fsachain.asr.decode.suspicious import doubts, with_cheap_star
 from fsachain.asr.decode.suspicious import mend as mend_outputs
 from fsachain.asr.decode.transcribe import timed_words
-from fsachain.asr.decode.tune import TuningPoint, TuningResult, tune
+from fsachain.asr.decode.tune import TuningPoint, TuningResult, tune, tuning_advice
 from fsachain.asr.decode.wer import EPSILON, WerReport, read_text, score, write_text
 from fsachain.asr.kaldi.archive import read_table, read_value
 from fsachain.asr.kaldi.lattice import Lattice, read_lattice
@@ -117,6 +117,7 @@ class DecodingGraphs:
         open_vocabulary: bool = False,
     ) -> None:
         self.lang = lang
+        self.is_loop = arpa is None and grammar is None
         lexicon = lang.lexicon
         self.spelling = spelling_model(lexicon) if open_vocabulary else None
         self.words = words_and_pieces(lexicon) if open_vocabulary else tuple(lexicon.words)
@@ -300,6 +301,8 @@ class Recogniser:
             result = replace(result, best=min(known.values(), key=lambda one: one.counts.errors))
         point = result.best.weights
         _write_tuning(out, result, narrowed=narrowed.get(point, {}))
+        for told in tuning_advice(result, not graphs.is_loop):
+            click.echo(f"WARNING: {told}")
         if keep:
             lattices = kept.get(point) or kept[[*kept][-1]]
             found = {name: one.at(*point) for name, one in lattices.items() if one is not None}

@@ -15,6 +15,8 @@ from fsachain.asr.cli.config import CONFIG, TOPOLOGIES, Experiment, PhoneLmConfi
 from fsachain.asr.cli.options import DATA, FILE, OUT, Read, command, note, option, seed_option
 from fsachain.asr.cli.resources import Resources, with_resources
 from fsachain.asr.data.utterance import Fault
+from fsachain.asr.pipeline.defaults import WORTH_AN_ORDER, best_order
+from fsachain.asr.pipeline.held_out import phone_lm_orders
 from fsachain.errors import DataError, GraphError, counted
 from fsachain.files import write_text
 from fsachain.fsa import Fsa
@@ -268,6 +270,8 @@ def phone_lm(
     usable, config = _usable(text, lang.lexicon, out, resources), experiment.phone_lm
     if not config.ngram_order:
         return write_phone_lm(out, free_denominator(len(lang.lexicon.phones)), lang.lexicon.phones)
+    if told := _likelier_order(usable, lang, config.ngram_order, seed):
+        click.echo(told)
     with counter("phone language model"):
         fsa = estimate_phone_lm(
             _drawn_phones(lang, usable, config, seed),
@@ -276,6 +280,21 @@ def phone_lm(
             no_prune_ngram_order=config.no_prune_ngram_order,
         )
     return write_phone_lm(out, fsa, lang.lexicon.phones)
+
+
+def _likelier_order(transcripts: Sequence[Sequence[str]], lang: Lang, order: int, seed: int) -> str | None:
+    """A line if another order foretells held-out transcripts much better."""
+    orders = {one.order: one for one in phone_lm_orders(transcripts, lang.lexicon, seed=seed)}
+    if order not in orders:
+        return None
+    best = best_order([*orders.values()])
+    own = orders[order]
+    if best.held_out <= own.held_out + WORTH_AN_ORDER:
+        return None
+    return (
+        f"phone_lm.ngram_order is {order}, with {-own.held_out:.2f} nats per phone of held-out transcripts; {best.order} "
+        f"has {-best.held_out:.2f} and most likely gives fewer errors"
+    )
 
 
 def write_phone_lm(out: Path, fsa: Fsa, phones: Sequence[str]) -> str:

@@ -39,7 +39,8 @@ from typing import Any
 import click
 
 from fsachain.asr.cli.alignment import align, compare_times, learn_boundaries
-from fsachain.asr.cli.config import CONFIG, Experiment, config_option, given_options, plain_options
+from fsachain.asr.cli.chosen import Chosen, choose_options
+from fsachain.asr.cli.config import CONFIG, Experiment, config_option, given_options
 from fsachain.asr.cli.decoding import WEIGHTS, DecodingGraphs, Recogniser, refuse_with_spelling
 from fsachain.asr.cli.graphs import den_graph as make_denominator
 from fsachain.asr.cli.graphs import load_normalization
@@ -66,17 +67,15 @@ from fsachain.asr.data.audio import Perturbation
 from fsachain.asr.data.kaldi_dir import DataDir
 from fsachain.asr.nn.network import num_parameters
 from fsachain.asr.nn.word_network import train_word_network
-from fsachain.asr.pipeline.defaults import Choice, choose, describe_data
 from fsachain.asr.report.collect import RUN, STAGE_LOG, read_stages
 from fsachain.asr.train.checkpoint import list_checkpoints
-from fsachain.asr.train.config import flat, to_compare
+from fsachain.asr.train.config import to_compare
 from fsachain.asr.train.log import read_log
 from fsachain.asr.train.stopping import stoppable
 from fsachain.asr.train.world import World
 from fsachain.errors import ConfigError, DataError, GraphError, LeftOutError, counted
 from fsachain.files import locked, parse_json, write_text
 from fsachain.graph.decoding import Weights
-from fsachain.graph.lexicon import Lexicon
 
 SPLITS = ("train", "dev", "test")
 INPUTS = (*SPLITS, "lexicon", "patterns", "arpa", "rescore")
@@ -84,52 +83,6 @@ TOGETHER = frozenset({"train"})  # the stages in which several processes work
 CHUNKS = "chunks.npz"
 GRAMMAR = "grammar.arpa"
 _TABLES = ("text", "wav.scp", "segments", "utt2spk", "feats.scp")  # of a data directory
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Which options were chosen for the data, and which were given, by their place; `data` says what the data is."""
-
-    choices: tuple[Choice, ...]
-    given: Mapping[str, Any]
-    data: str
-
-    @property
-    def lines(self) -> list[str]:
-        """For people, as the head of config.yaml."""
-        told = ", ".join(f"{name}={json.dumps(value)}" for name, value in self.given.items())
-        return [
-            f"Data: {self.data}",
-            f"Given: {told or 'nothing'}",
-            "Chosen for the data, each with its reason; all other options have their defaults:",
-            *(f"  {choice}" for choice in self.choices),
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        """For run.json."""
-        chosen = {one.option: [one.value, one.reason] for one in self.choices}
-        return {"data": self.data, "given": dict(self.given), "chosen": chosen}
-
-    @classmethod
-    def from_dict(cls, kept: Mapping[str, Any]) -> Chosen:
-        choices = [Choice(option, *pair) for option, pair in kept["chosen"].items()]
-        return cls(tuple(choices), kept["given"], kept["data"])
-
-    def changed(self, settings: Mapping[str, Any]) -> Chosen:
-        """With options that are given now."""
-        left = tuple(one for one in self.choices if one.option not in settings)
-        return Chosen(left, {**self.given, **settings}, self.data)
-
-    def sections(self) -> dict[str, Any]:
-        """The choices as sections of a configuration."""
-        found: dict[str, Any] = {}
-        for one in self.choices:
-            *tables, name = one.option.split(".")
-            table = found
-            for inner in tables:
-                table = table.setdefault(inner, {})
-            table[name] = one.value
-        return found
 
 
 def _configure(
@@ -154,7 +107,12 @@ def _configure(
         options = _kept(base).get("options")
         chosen = None if options is None else Chosen.from_dict(options)
         if not given.has_file:  # `experiment` is that of the folder
-            return experiment, None if chosen is None else chosen.changed(settings)
+            if chosen is None:
+                return experiment, None
+            chosen = chosen.changed(settings)
+            if experiment.decoding.open_vocabulary:  # sums over paths and a network of words do without
+                experiment, chosen = chosen.without("rescoring.", experiment)
+            return experiment, chosen
         if (chosen is None and base == exp) or (chosen is not None and first is not None):
             found = given.over(Experiment.read(base / CONFIG).to_dict())
             return _with_free_options(found, experiment), None if chosen is None else chosen.changed(settings)
@@ -172,23 +130,6 @@ def _with_free_options(found: Experiment, experiment: Experiment) -> Experiment:
     """With the seed and the treatment of bad data, which options of the command may have set."""
     train = replace(found.train, seed=experiment.train.seed, bad_data=experiment.train.bad_data)
     return replace(found, train=train)
-
-
-def choose_options(
-    experiment: Experiment, given: Mapping[str, Any], inputs: Mapping[str, Path], resources: Resources
-) -> Chosen:
-    """Choose the options that are not `given` for data sets and a lexicon; `experiment` has those that are."""
-    sets = {split: resources.read(inputs[split]).utterances for split in SPLITS if split in inputs}
-    train = sets.pop("train")
-    config = experiment.lang
-    if "lexicon" in inputs:
-        how = {"silence": config.silence, "silence_prob": config.silence_prob, "oov": config.oov}
-        lexicon = Lexicon.read(inputs["lexicon"], **how)
-    else:
-        lexicon = Lexicon.characters([one.words for one in train if one.words], silence=config.silence)
-    summary = describe_data(train, list(sets.values()), lexicon, experiment.features, experiment.train.seed)
-    choices = choose(summary, given, dict(flat(plain_options(experiment))), has_arpa="arpa" in inputs)
-    return Chosen(tuple(choices), given, str(summary))
 
 
 @dataclass(frozen=True)
@@ -615,6 +556,10 @@ def run(
     experiment: Experiment = config_option,
     begin: str | None = option(click.Choice(NAMES), "First stage.  [default: what is not done]", "--from"),
     end: str | None = option(click.Choice(NAMES), "Last stage.  [default: report]", "--to"),
+    as_given: bool = option(
+        bool,
+        "Choose no options for the data: what is not given has its plain default, or that of the folder.",
+    ),
     seed: int | None = option(int, "Seed of everything that is drawn; the same as --set train.seed=SEED."),
     workers: int = option(
         COUNT, "Threads or processes.", default=lambda: os.cpu_count() or 1, show_default="all processors"
@@ -625,9 +570,10 @@ def run(
 ) -> None:
     """Go the whole way from data sets and a lexicon to a word error rate.
 
-    In: data sets and a lexicon; the configuration. What is not given is as in the last run in EXP, or in the first pass. The
-    stages are lang, features, graphs, train, decode, rescore (if asked for), align and report; with --first align-train,
-    supervise, train and the rest. Given again, the command goes on with what is not done, or whose options or data changed.
+    In: data sets and a lexicon; the configuration. Options that are not given are chosen for the data, and printed with the
+    reason; docs/defaults.md has the rules. What is not given is as in the last run in EXP, or in the first pass. The stages
+    are lang, features, graphs, train, decode, rescore (if asked for), align and report; with --first align-train, supervise,
+    train and the rest. Given again, the command goes on with what is not done, or whose options or data changed.
     Out: folder EXP with lang, cache, graphs, model, decode, rescore, align, report.txt and report.html.
 
     Several processes train one model when torchrun starts them: torchrun --nproc-per-node 2 -m fsachain run ...
@@ -660,6 +606,9 @@ def run(
         permitted_imports(experiment.imported),  # what the configuration names, the user trusts
         World.from_environment(experiment.train.process_timeout) as world,
     ):
-        experiment, chosen = world.from_first(_configure(exp, first, experiment, inputs, resources, world))
+        chosen: Chosen | None = None
+        if not as_given:
+            configured = _configure(exp, first, experiment, inputs, resources, world)
+            experiment, chosen = world.from_first(configured)
         experiment = experiment.fitted(resources.read(inputs["train"]), tell=world.is_first)
         perform(Run(exp, experiment, inputs, resources, first, world, chosen), begin, end)

@@ -14,7 +14,7 @@ import click
 import torch
 from torch import nn
 
-from fsachain.asr.cli.config import Experiment, config_option
+from fsachain.asr.cli.config import Experiment, Given, config_option, given_options
 from fsachain.asr.cli.graphs import DENOMINATOR, den_option, load_denominator
 from fsachain.asr.cli.lang import LANG, Lang, lang_option, usable_transcripts
 from fsachain.asr.cli.model import FINAL_MODEL, AcousticModel, begin_network
@@ -33,10 +33,12 @@ from fsachain.asr.data.dataset import Example
 from fsachain.asr.data.kaldi_dir import DataDir
 from fsachain.asr.data.utterance import Fault, fault_table, write_faults
 from fsachain.asr.nn.network import Network
+from fsachain.asr.train.advice import unseen_advice
 from fsachain.asr.train.checkpoint import list_checkpoints
 from fsachain.asr.train.config import changes, to_compare
 from fsachain.asr.train.log import JsonLinesLog
 from fsachain.asr.train.reporting import Progress, ShownProgress
+from fsachain.asr.train.schedule import scheduled
 from fsachain.asr.train.source import OutputLengths, fault_of
 from fsachain.asr.train.stopping import stoppable
 from fsachain.asr.train.trainer import Trainer, TrainResult
@@ -46,6 +48,8 @@ from fsachain.files import parse_json, write_text
 from fsachain.graph.numerator import build_numerator, made_with, told_floored
 from fsachain.loss.lfmmi import LFMMILoss
 
+OPTIONS = "experiment.json"  # of a training, in its folder
+LEAK = "loss.leaky_hmm_coefficient"
 NUMERATORS = click.Path(exists=True, allow_dash=True, path_type=Path)
 
 
@@ -100,6 +104,7 @@ def train(
     changed = {"num_epochs": num_epochs, "bad_data": bad_data}
     settings: dict[str, Any] = {name: value for name, value in changed.items() if value is not None}
     experiment = replace(experiment, train=replace(experiment.train, **settings))
+    experiment = _with_leak_of_before(experiment, out, given_options())
     faults: list[Fault] = []
 
     def read(path: Path) -> DataDir:
@@ -204,6 +209,8 @@ def train_model(
         facts["dev_floored"] = dev.num_floored(lang, denominator)
         if told := told_floored(facts["dev_floored"]):
             progress.message(f"development set: {counted(len(dev.data), 'utterance')}{told}")
+        if told := unseen_advice(facts["dev_floored"], len(dev.data)):
+            progress.message(f"WARNING: {told}")
     loader = Loader(experiment, lang, network.output_lengths, resources)
     with world.first("the first process to load the data"):
         if stream:
@@ -227,6 +234,19 @@ def train_model(
     return result
 
 
+def _with_leak_of_before(experiment: Experiment, out: Path, given: Given | None) -> Experiment:
+    """With the leak of the training in this folder, if none is given: its default was 1e-5 in earlier versions."""
+    path = out / OPTIONS
+    if given is None or not given.has_file or LEAK in given.flat or not path.is_file():
+        return experiment
+    with suppress(
+        KeyError, TypeError, ValueError
+    ):  # a damaged file is an error where all options are compared
+        kept = scheduled(parse_json(path.read_bytes(), str(path))["loss"]["leaky_hmm_coefficient"], LEAK)
+        return replace(experiment, loss=replace(experiment.loss, leaky_hmm_coefficient=kept))
+    return experiment
+
+
 def _claim_folder(experiment: Experiment, lang: Lang, denominator: Path, out: Path) -> None:
     """Note options and graphs in the folder; refuse one that holds a training with others.
 
@@ -245,7 +265,7 @@ def _claim_folder(experiment: Experiment, lang: Lang, denominator: Path, out: Pa
         "lexicon": made["lexicon"][:12],
         "denominator": hashlib.sha256((denominator / DENOMINATOR).read_bytes()).hexdigest()[:12],
     }
-    path = out / "experiment.json"
+    path = out / OPTIONS
     if path.is_file() and list_checkpoints(out / "checkpoints"):  # else it broke off before its first epoch
         try:
             before = dict(parse_json(path.read_bytes(), str(path)))

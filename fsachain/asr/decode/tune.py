@@ -62,6 +62,41 @@ class TuningResult:
         return "\n".join(lines) + "\n"
 
 
+LOW_WEIGHT = 0.2  # of a language model; 0.5 to 1.25 is usual, since training had a language model of phones with weight 1
+
+
+def tuning_advice(result: TuningResult, has_grammar: bool = True) -> list[str]:
+    """Return warnings about a choice: weights at an edge of the table that could not grow, and what a low LM weight means.
+
+    Args:
+        result: the choice and its table.
+        has_grammar: whether there is an n-gram of words; False for a loop of all words.
+    """
+    found = []
+    best = result.best.weights
+    options = ("decoding.lm_weights", "decoding.word_insertion_penalties", "decoding.unknown_word_penalties")
+    axes = [sorted(set(axis)) for axis in zip(*(point.weights for point in result.points), strict=True)]
+    for option, value, axis in zip(options, best, axes, strict=True):
+        if len(axis) > 1 and value in (axis[0], axis[-1]):
+            found.append(
+                f"the best of {option} is {value:g}, at the edge of {axis[0]:g} to {axis[-1]:g}: the best may lie beyond"
+            )
+    if len(axes[0]) > 1 and best.lm_weight < LOW_WEIGHT:
+        if has_grammar:
+            why = (
+                "the search does best almost without its language model. Either the text of that model is unlike the "
+                "development set, or the network has learnt sentences by heart: try a lower phone_lm.ngram_order and "
+                "loss.leaky_hmm_coefficient 0.1, or another --arpa"
+            )
+        else:
+            why = (
+                "a loop of words gives each word the same probability, so the weight only makes words dearer: "
+                "decoding.lm_weights [1.0] leaves that to the word insertion penalty"
+            )
+        found.append(f"LM weight {best.lm_weight:g}: {why}")
+    return found
+
+
 def tune(
     lattices: Mapping[str, WordLattice | None],
     references: Mapping[str, Sequence[str]],

@@ -230,9 +230,7 @@ def _speakers(
         seconds: Counter[str] = Counter()
         for one, frames in zip(utterances, _frames(utterances, features), strict=True):
             seconds[one.speaker] += shift * frames  # type: ignore[assignment]
-        if len(utterances) > 1 and len(seconds) == len(
-            utterances
-        ):  # the utterance's own id stands for a speaker
+        if all(one.speaker == one.id for one in utterances):  # no utt2spk
             return 0, 0.0
         names |= set(seconds)
         least = min(least, median(seconds.values()))
@@ -285,8 +283,12 @@ ENOUGH_TEXT = 5_000  # words that a network of words needs; 2,000 made it worse,
 MOST_TEXT = 50_000  # words, for five seconds of one core per thousand
 LEAST_SPEAKER = 8.0  # seconds of a speaker whose statistics are better than an utterance's
 LEAST_UTTERANCE = 2.0  # seconds
-WORTH_AN_ORDER = 0.1  # nats per phone that a higher order has to bring: likelihood forgives what a network learns by heart
-MOST_UNSEEN = 0.05  # share of held-out phones; prompts had 0.17 with a trigram, of which training knew half the answers
+WORTH_AN_ORDER = (
+    0.1  # nats per phone that a higher order has to bring: likelihood forgives what a network learns by heart
+)
+MOST_UNSEEN = (
+    0.05  # share of held-out phones; prompts had 0.17 with a trigram, of which training knew half the answers
+)
 MOST_ARCS = 60_000  # of the phone language model, so that a step of training stays with the network
 STEPS = 1440  # that a small network is trained for
 
@@ -342,7 +344,7 @@ def choose(
         _loss,
         _training,
         partial(_decoding, has_arpa=has_arpa),
-        _rescoring,
+        partial(_rescoring, has_arpa=has_arpa),
     ]
     for rule in rules:
         rule(summary, options)
@@ -354,16 +356,22 @@ def is_predictable(summary: DataSummary) -> bool:
     return bool(summary.orders) and max(one.held_out for one in summary.orders) > -PREDICTABLE
 
 
+def best_order(orders: Sequence[PhoneLmOrder]) -> PhoneLmOrder:
+    """The order of the phone language model to take, of these by rising order."""
+    best = orders[0]
+    for one in orders[1:]:
+        affordable = one.arcs <= MOST_ARCS and one.unseen <= MOST_UNSEEN
+        if affordable and one.held_out > best.held_out + WORTH_AN_ORDER:
+            best = one
+    return best
+
+
 def _phone_lm(data: DataSummary, options: _Options) -> None:
     if options["phone_lm.ngram_order"] == 0 or not data.orders:
         return
     if str(options["lang.topology"] or "").startswith("ctc"):
         return
-    best = data.orders[0]
-    for one in data.orders[1:]:
-        affordable = one.arcs <= MOST_ARCS and one.unseen <= MOST_UNSEEN
-        if affordable and one.held_out > best.held_out + WORTH_AN_ORDER:
-            best = one
+    best = best_order(data.orders)
     order = options.given.get("phone_lm.ngram_order", best.order)
     known = {one.order: one for one in data.orders}
     its = known.get(order, best)
@@ -387,11 +395,7 @@ def _has_cepstra(data: DataSummary, options: _Options) -> bool:
 
 
 def _features(data: DataSummary, options: _Options) -> None:
-    if (
-        data.kind == CEPSTRA
-        and not data.has_deltas
-        and options["features.kind"] in ("archive", "fbank", None)
-    ):
+    if _has_cepstra(data, options) and not data.has_deltas:
         options.choose(
             "features.deltas", 2, "cepstra without deltas: their changes are much smaller than they are"
         )
@@ -419,7 +423,7 @@ def _cmvn(data: DataSummary, options: _Options) -> None:
 def _augmentation(data: DataSummary, options: _Options) -> None:
     if data.kind == RECORDINGS:
         options.choose("perturbation.speeds", [0.9, 1.0, 1.1], "recordings; one is drawn for each epoch")
-    if is_predictable(data) and not options.is_ctc:
+    if is_predictable(data):
         why = "phones that foretell each other well: a network may be shown less"
         if data.kind == RECORDINGS and data.speakers > 1:
             options.choose("perturbation.noise", [3.0, 25.0], f"{why}, and microphones differ")
@@ -433,9 +437,8 @@ def _augmentation(data: DataSummary, options: _Options) -> None:
             options.choose(
                 "augment.frequency_mask_bins", max(1, round(0.15 * width)), "a seventh of the columns"
             )
-    if not options.is_ctc:
-        shift = 2 if is_predictable(data) else 1
-        options.choose("augment.frame_shift", shift, "moves the grid of output frames")
+    shift = 2 if is_predictable(data) else 1
+    options.choose("augment.frame_shift", shift, "moves the grid of output frames")
 
 
 def _network(data: DataSummary, options: _Options) -> None:
@@ -470,11 +473,10 @@ def _network(data: DataSummary, options: _Options) -> None:
 
 
 def _loss(data: DataSummary, options: _Options) -> None:
-    if options.is_ctc:
-        return
-    options.choose("loss.leaky_hmm_coefficient", 0.1, "that of Kaldi's end-to-end recipes")
-    if options["network.xent"] == "branch":
-        options.choose("loss.xent_regularize", 0.1, "weight of the second output")
+    if not options.is_ctc:
+        options.choose("loss.leaky_hmm_coefficient", 0.1, "that of Kaldi's end-to-end recipes")
+        if options["network.xent"] == "branch":
+            options.choose("loss.xent_regularize", 0.1, "weight of the second output")
     if is_predictable(data) and data.hours < 2:
         options.choose(
             "loss.consistency", 0.2, "two views of each utterance, which differ in masks; little data"
@@ -510,7 +512,7 @@ def _decoding(data: DataSummary, options: _Options, has_arpa: bool) -> None:
     else:
         options.choose("decoding.lm_weights", [1.0], "a loop of words has no probabilities to weigh")
         options.choose(
-            "decoding.word_insertion_penalties", [-1.0, 0.0, 1.0, 2.0], "the table grows at its edges"
+            "decoding.word_insertion_penalties", [-1.0, 0.0, 1.0, 2.0, 3.0], "the table grows at its edges"
         )
     if not options.is_ctc and options["augment.frame_shift"]:
         fast = data.phones_per_second > FAST
@@ -521,12 +523,19 @@ def _decoding(data: DataSummary, options: _Options, has_arpa: bool) -> None:
 FAST = 10.0  # phones a second, from which on outputs over five frames of shifts blur neighbours
 
 
-def _rescoring(data: DataSummary, options: _Options) -> None:
+def _rescoring(data: DataSummary, options: _Options, has_arpa: bool) -> None:
     if options["decoding.open_vocabulary"]:
         return
     if data.hours < 20:
         speeds = [0.9, 1.0] if options["decoding.ngram_order"] and data.kind == RECORDINGS else [1.0]
         options.choose("rescoring.speeds", speeds, "sums over all paths are what was trained")
+        if not has_arpa and not options["decoding.ngram_order"]:
+            options.choose("rescoring.lm_weights", [1.0], "a loop of words has no probabilities to weigh")
+            options.choose(
+                "rescoring.word_insertion_penalties",
+                [0.0, 1.0, 2.0, 3.0, 4.0],
+                "the table grows at its edges",
+            )
     if options["decoding.ngram_order"] and ENOUGH_TEXT <= data.words <= MOST_TEXT:
         told = f"{data.words} words of text: a network of words knows more than an n-gram"
         options.choose("rescoring.network_epochs", 30, told)

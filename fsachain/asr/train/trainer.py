@@ -20,6 +20,7 @@ from torch import nn
 from fsachain.asr.data.augment import AugmentConfig
 from fsachain.asr.data.dataset import Example
 from fsachain.asr.data.utterance import Fault
+from fsachain.asr.train.advice import advice
 from fsachain.asr.train.checkpoint import Checkpoints, Identity, TrainState, process_seed, save_tensors
 from fsachain.asr.train.config import TrainConfig
 from fsachain.asr.train.ending import make_final_model
@@ -102,6 +103,7 @@ class Trainer:
         self._stop = StopRequest()
         self._equal_scores_objf = 0.0  # of a network that knows nothing; 0 before it is measured
         self._told_of_steps = False
+        self._advised: set[str] = set()  # kinds of warnings that were given
 
     @property
     def progress(self) -> Progress:
@@ -262,6 +264,10 @@ class Trainer:
         state.epoch += 1
         state.epochs.append({"epoch": state.epoch, "train": train, "dev": dev})
         self._reporter.epoch(state, self._schedules.values, train, dev)
+        for kind, text in advice(state.epochs, self.config.num_epochs).items():
+            if kind not in self._advised:
+                self._advised.add(kind)
+                self._reporter.warn(text)
         state.batch = 0
         state.sums = EpochSums()
         self._checkpoints.save(state)
