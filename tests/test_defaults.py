@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from fsachain.asr.cli.config import Experiment
+from fsachain.asr.cli.config import Experiment, Given
+from fsachain.asr.cli.training import OPTIONS, _with_leak_of_before
 from fsachain.asr.data.features import FeatureConfig, compute_features
 from fsachain.asr.data.frames import add_context
 from fsachain.asr.data.kaldi_dir import DataDir
@@ -234,6 +235,34 @@ def test_choices_make_a_configuration_that_is_possible(data, given):
 def test_choices_name_options_that_exist():
     with pytest.raises(ConfigError):
         Experiment.from_dict({"phone_lm": {"order": 3}})
+
+
+def test_phone_lm_says_that_another_order_is_likelier(fsachain, recorded):
+    rng = np.random.default_rng(1)
+    words = sorted({"".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), size=6)) for _ in range(300)})
+    said = text(rng, 60, words, 4)
+    (recorded / "said").write_text("".join(f"u{n} {' '.join(one)}\n" for n, one in enumerate(said)))
+    fsachain.ok("spell said spelled.txt")
+    fsachain.ok("lang spelled.txt letters")
+    told = fsachain.ok("phone-lm said four.fst --lang letters --set phone_lm.ngram_order=4").out
+    assert "phone_lm.ngram_order is 4, with " in told and "held-out transcripts; 2 has " in told
+    assert (
+        "held-out" not in fsachain.ok("phone-lm said two.fst --lang letters --set phone_lm.ngram_order=2").out
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, 1e-5), ({"loss": {"leaky_hmm_coefficient": 0.2}}, 0.2), (None, 0.2)],
+)
+def test_a_training_of_an_earlier_version_goes_on_with_its_leak(tmp_path, given, expected):
+    """Its default was another; options that are given count, and a plain call has those of the language folder."""
+    experiment = Experiment.from_dict({"loss": {"leaky_hmm_coefficient": 0.2}})
+    (tmp_path / OPTIONS).write_text(json.dumps({"loss": {"leaky_hmm_coefficient": 1e-5}}))
+    asked = None if given is None else Given(given, "small.yaml", True)
+    found = _with_leak_of_before(experiment, tmp_path, asked)
+    assert found.loss.leaky_hmm_coefficient == expected
+    assert _with_leak_of_before(experiment, tmp_path / "new", asked) == experiment
 
 
 def write_data(folder, features, speakers=4):

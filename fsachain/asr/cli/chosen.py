@@ -97,8 +97,9 @@ def choose_options(
     train = sets.pop("train")
     config = experiment.lang
     if "lexicon" in inputs:
-        how = {"silence": config.silence, "silence_prob": config.silence_prob, "oov": config.oov}
-        lexicon = Lexicon.read(inputs["lexicon"], **how)
+        lexicon = Lexicon.read(
+            inputs["lexicon"], silence=config.silence, silence_prob=config.silence_prob, oov=config.oov
+        )
     else:
         lexicon = Lexicon.characters([one.words for one in train if one.words], silence=config.silence)
     summary = describe_data(train, list(sets.values()), lexicon, experiment.features, experiment.train.seed)

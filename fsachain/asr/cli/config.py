@@ -587,8 +587,10 @@ def merged(sections: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, 
     found = copy.deepcopy(dict(sections))
     for name, value in others.items():
         inner = found.get(name)
-        is_section = isinstance(inner, Mapping) and isinstance(value, Mapping)
-        found[name] = merged(inner, value) if is_section else copy.deepcopy(value)
+        if isinstance(inner, Mapping) and isinstance(value, Mapping):
+            found[name] = merged(inner, value)
+        else:
+            found[name] = copy.deepcopy(value)
     return found
 
 

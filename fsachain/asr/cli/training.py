@@ -209,8 +209,8 @@ def train_model(
         facts["dev_floored"] = dev.num_floored(lang, denominator)
         if told := told_floored(facts["dev_floored"]):
             progress.message(f"development set: {counted(len(dev.data), 'utterance')}{told}")
-        if told := unseen_advice(facts["dev_floored"], len(dev.data)):
-            progress.message(f"WARNING: {told}")
+        if warning := unseen_advice(facts["dev_floored"], len(dev.data)):
+            progress.message(f"WARNING: {warning}")
     loader = Loader(experiment, lang, network.output_lengths, resources)
     with world.first("the first process to load the data"):
         if stream:
