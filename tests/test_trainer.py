@@ -22,7 +22,7 @@ from fsachain.asr.train.log import JsonLinesLog, read_log
 from fsachain.asr.train.reporting import DivergedError, ShownProgress, diagnose, find_causes
 from fsachain.asr.train.schedule import Schedule, ScheduleConfig
 from fsachain.asr.train.source import BatchSource, SupervisedBatch, supervise
-from fsachain.asr.train.step import EpochSums, StepOutcome, Stepper
+from fsachain.asr.train.step import EpochSums, StepOutcome, Stepper, subnormals_flushed
 from fsachain.asr.train.trainer import prefetch
 from fsachain.asr.train.world import World
 from fsachain.errors import ConfigError, DataError
@@ -288,3 +288,14 @@ def test_the_log_is_json_without_nan_and_survives_a_torn_last_line(tmp_path):
     assert [(event["event"], event["objf"], event["parts"]) for event in events] == [
         ("epoch", None, [1.0, None])
     ]
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="torch cannot flush on this processor")
+def test_training_flushes_torchs_arithmetic_and_restores_it():
+    small = torch.tensor([1e-40])
+    with subnormals_flushed():
+        assert (small * 1.0).item() == 0.0
+        with subnormals_flushed():
+            pass
+        assert (small * 1.0).item() == 0.0
+    assert (small * 1.0).item() != 0.0

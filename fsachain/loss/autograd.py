@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fsachain.backends import arrays
+from fsachain.backends.cpu import backend as cpu
 from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, pack_graphs
 from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
@@ -323,6 +324,35 @@ def add_at(into: Tensor, index: Tensor, values: Tensor) -> Tensor:
     return into.index_put_((first.view(-1, 1, 1), second.view(-1, 1), index), values, accumulate=True)
 
 
+_LARGEST_SUBNORMAL = {
+    kind: torch.finfo(kind).tiny * (1.0 - torch.finfo(kind).eps) for kind in (torch.float32, torch.float64)
+}
+
+
+def flushed(values: Tensor) -> Tensor:
+    """The values, with 0 for those below the least normal number of their type, which slow down what reads them."""
+    return torch.nn.functional.hardshrink(values, _LARGEST_SUBNORMAL[values.dtype])
+
+
+def _same(values: Tensor) -> Tensor:
+    return values.clone()
+
+
+# The same values, whose gradient comes without subnormal numbers.
+flush_gradient = Operator(_same, torch.empty_like, lambda factor: {"values": flushed(factor)})
+
+
+def _fits_kernel(values: Tensor, factors: Tensor) -> bool:
+    """Whether the kernel of the CPU can scale these: numpy arrays of its types without gaps."""
+    on_host = arrays.home_of(values) == "cpu" and factors.is_cpu
+    return (
+        on_host
+        and values.is_contiguous()
+        and values.numel() > 0
+        and values.dtype in (torch.float32, torch.float64)
+    )
+
+
 def _rows_scaled(
     values: Tensor, factors: Tensor, like: Tensor, lists: Tensor | None, in_place: bool = False
 ) -> Tensor:
@@ -340,6 +370,12 @@ def _rows_scaled(
             else:
                 cuda.spread_rows(device, *map(cuda.view, (first, lists, by_row, last)))
             return out.detach()
+    if _fits_kernel(values, factors) and values.dtype == like.dtype:
+        out = values if in_place else torch.empty_like(values)
+        rows = factors.numel()
+        as_rows = (values.detach().view(rows, -1).numpy(), out.detach().view(rows, -1).numpy())
+        cpu.scale_rows(as_rows[0], factors.double().view(-1).numpy(force=True), as_rows[1])
+        return out.detach()
     by_row = factors.to(values.dtype).view(-1, *[1] * (values.ndim - 1)) if factors.ndim else factors
     if not factors.is_cpu:
         return (values * by_row).masked_fill_(values == 0, 0).to(like.dtype)
@@ -348,11 +384,11 @@ def _rows_scaled(
     if infinite and not factors.ndim:
         infinite = [...]
     if in_place and not infinite:
-        return values.mul_(by_row).to(like.dtype).detach()
+        return flushed(values.mul_(by_row)).to(like.dtype).detach()
     scaled = values * by_row
     for n in infinite:
         scaled[n] = torch.where(values[n] == 0, 0, scaled[n])
-    return scaled.to(like.dtype)
+    return flushed(scaled).to(like.dtype)
 
 
 def _scale_rows(values: Tensor, factors: Tensor, like: Tensor, lists: Tensor | None) -> Tensor:

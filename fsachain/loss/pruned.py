@@ -28,7 +28,7 @@ from fsachain.loss.arguments import (
     class_index,
     integers_there,
 )
-from fsachain.loss.autograd import Operator, add_at, beside
+from fsachain.loss.autograd import Operator, add_at, beside, flush_gradient, flushed
 from fsachain.loss.grid import check_arcs, check_boundary, mutual_information_recursion
 from fsachain.loss.rnnt import rnnt_call, rnnt_losses
 
@@ -174,7 +174,7 @@ def _pair_gradient(call: PairGradientCall) -> PairGradient:
     unused = (factors == 0).flatten(1).all(dim=1)  # a sequence that is left out may hold NaN
     if arrays.home_of(am) == "cuda" or unused.any():
         by_am, by_lm = (x.masked_fill_(unused.view(-1, 1, 1), 0) for x in (by_am, by_lm))
-    return PairGradient(by_am, by_lm)
+    return PairGradient(flushed(by_am), flushed(by_lm))
 
 
 def _add_weak_pairs(
@@ -312,6 +312,8 @@ def mixed_scores(call: Simple, lm_only_scale: float = 0.0, am_only_scale: float 
             f"lm_only_scale and am_only_scale are {lm_only_scale} and {am_only_scale}; "
             "expected numbers >= 0 whose sum is at most 1"
         )
+    if scales[0] != 1.0:  # torch's derivative of a softmax of lm alone fades into subnormal numbers
+        call = call._replace(lm=flush_gradient(call.lm))
     termination, symbols = call.termination, call.symbols.clamp(min=0)
     positions, labels = call.lm.shape[1], symbols.shape[1]
     real = (torch.arange(positions, device=call.last.device) <= call.last[:, :1]).unsqueeze(2)

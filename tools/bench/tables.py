@@ -46,7 +46,7 @@ from tools.bench.graphs import DIGITS, drawn
 from tools.bench.timing import Call, Calls, Comparison, Name, Row, take_turns
 from tools.bench.workloads import LEAK, Scores, Sizes, Work, Workloads, packed, random_scores, work_of
 
-SCALES = 1, 30, 80, 1000
+SCALES = 1, 15, 30, 80, 1000
 WSJ_FRAMES = 200  # num_wsj needs 166
 
 
@@ -125,9 +125,9 @@ def beside_the_loop(
     return compared(per_thread(named, sizes), loop, sizes, least=least)
 
 
-def at_scales(name: str, batch: TableBatch, scores: Scores) -> dict[str, Call]:
+def at_scales(name: str, batch: TableBatch, scores: Scores, leak: float = 0.0) -> dict[str, Call]:
     return {
-        f"{name}, scores x {scale}": recursion(batch, np.float32(scale) * scores, 0.0) for scale in SCALES
+        f"{name}, scores x {scale}": recursion(batch, np.float32(scale) * scores, leak) for scale in SCALES
     }
 
 
@@ -158,6 +158,16 @@ def exact_denominator(work: Workloads, sizes: Sizes) -> Table:
     scores = random_scores(batch.size, sizes.frames, work.denominator.num_pdfs)
     ours = at_scales(f"{work.name}, B {batch.size}", batch, scores)
     return Table("denominator, exact", beside_the_loop(ours, batch, scores, sizes))
+
+
+def peaked_denominator(work: Workloads, sizes: Sizes) -> Table:
+    """With a leak, through which alphas fade into subnormal numbers when scores are large."""
+    batch = work.denominator.batch(sizes.sequences)
+    scores = random_scores(batch.size, sizes.frames, work.denominator.num_pdfs)
+    ours = at_scales(f"{work.name}, B {batch.size}", batch, scores, LEAK)
+    return Table(
+        f"denominator of large scores, leak {LEAK:g}", beside_the_loop(ours, batch, scores, sizes, LEAK)
+    )
 
 
 def numerators(work: Workloads, sizes: Sizes) -> Table:
@@ -554,6 +564,7 @@ def _simple_fst(simplefst: Any, fsa: Fsa) -> Any:
 
 MAKERS: dict[str, Callable[[Workloads, Sizes], Table]] = {
     "denominator": leaky_denominator,
+    "peaked": peaked_denominator,
     "long": long_denominator,
     "exact": exact_denominator,
     "numerators": numerators,

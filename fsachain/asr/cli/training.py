@@ -40,6 +40,7 @@ from fsachain.asr.train.log import JsonLinesLog
 from fsachain.asr.train.reporting import Progress, ShownProgress
 from fsachain.asr.train.schedule import scheduled
 from fsachain.asr.train.source import OutputLengths, fault_of
+from fsachain.asr.train.step import subnormals_flushed
 from fsachain.asr.train.stopping import stoppable
 from fsachain.asr.train.trainer import Trainer, TrainResult
 from fsachain.asr.train.world import World
@@ -222,9 +223,10 @@ def train_model(
         else:
             sources = loader.load(train, dev)
     try:
-        result = trainer.fit_sources(
-            sources.train, sources.dev, left_out=[*left_out, *unseen, *sources.faults], facts=facts
-        )
+        with subnormals_flushed():
+            result = trainer.fit_sources(
+                sources.train, sources.dev, left_out=[*left_out, *unseen, *sources.faults], facts=facts
+            )
     finally:
         for source in filter(None, (sources.train, sources.dev)):
             source.close()

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from fsachain.backends import Lengths, LogProbs, Paths
 from fsachain.backends.cpu import log as cpu_log
-from fsachain.backends.cpu.frames import AccurateFrames, Frames, make_columns
+from fsachain.backends.cpu.frames import AccurateFrames, Frames, make_columns, scale_row
 from fsachain.backends.cpu.frames import add_penalties as add_penalties_of_one
 from fsachain.backends.cpu.jit import helper, jit, jit_on_views
 from fsachain.backends.cpu.layouts import ArcGroups, ArcList, ArcRows, ArcsBothWays, Layout, OwnGroups
@@ -45,11 +45,13 @@ from fsachain.backends.cpu.simd import WIDTH, by_type
 from fsachain.backends.cpu.structs import Form, Packed, pack
 from fsachain.backends.cpu.sum_product import backward, forward
 from fsachain.backends.cpu.tables import count_pairs, kernel_table
-from fsachain.backends.cpu.threads import run_all
+from fsachain.backends.cpu.threads import get_num_threads, run_all
 from fsachain.backends.reference.sums import Scores, active_scores
 from fsachain.batch import TableBatch
 from fsachain.fsa import Floats, Ints
 from fsachain.table import TransitionTable
+
+_TO_SCALE = 0.3  # nanoseconds to multiply one number, which memory allows
 
 # What one group of sequences goes through: alphas of all segments, log Z, the decision (13), betas and
 # occupancies.
@@ -301,6 +303,19 @@ def add_penalties(
 
     run_all([job(int(n)) for n in np.flatnonzero(weights)])
     return np.array([-0.5 * l2, -0.5 * out_of_range]) * sums.sum(axis=0)
+
+
+def scale_rows(values: npt.NDArray[np.floating], factors: Floats, out: npt.NDArray[np.floating]) -> None:
+    """Write values [N, K] times factors [N] to `out` [N, K], which may be `values`; what is 0 stays 0.
+
+    Both arrays are float32 or float64 and contiguous. Products that would be subnormal are 0.
+    """
+    if len(values) == 1:  # one factor for all: the threads take a share each
+        shares = zip(*(np.array_split(array[0], get_num_threads()) for array in (values, out)), strict=True)
+        rows = [(share, factors[0], into) for share, into in shares]
+    else:
+        rows = list(zip(values, factors, out, strict=True))
+    run_all([partial(scale_row, *row) for row in rows], _TO_SCALE * values.size)
 
 
 def best_paths(

@@ -791,3 +791,16 @@ def add_penalties(
             if len(out) > 0:
                 out[t, p] -= weight * (l2 * value + out_of_range * excess)
     sums[0], sums[1] = weight * squares, weight * excesses
+
+
+@jit_on_views
+def scale_row(values: Any, factor: float, out: Any) -> None:
+    """Write factor * values [K] to `out` [K], which may be `values`; what is 0 stays 0, even if the factor is infinite.
+
+    A kernel, so that products below the least normal number are written as 0 (see `flush`).
+    """
+    zero = values.dtype.type(0)
+    factor_of_type = values.dtype.type(factor)
+    for k in range(len(values)):
+        value = values[k]
+        out[k] = zero if value == zero else value * factor_of_type

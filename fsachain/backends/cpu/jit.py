@@ -31,6 +31,7 @@ from numba.core.compiler_machinery import PassManager
 from numba.core.serialize import dumps
 
 from fsachain import progress
+from fsachain.backends.cpu.flush import flush_in
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
@@ -51,6 +52,8 @@ PASSES = (  # of a helper
     typed_passes.NativeLowering,
     typed_passes.NoPythonBackend,
 )
+
+_WRAPPERS = ("_ZN7cpython", "cfunc.")  # how names of numba's wrappers begin
 
 _config: Any = numba.config  # its names are made at run time
 _logger = logging.getLogger("fsachain")
@@ -123,6 +126,13 @@ class _KernelLibrary(JITCodeLibrary):
     """Code to which that of all helpers is linked, once each."""
 
     _linking_libraries: list[Any]
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        for function in ir_module.functions:
+            # The kernel itself; what Python calls is a function around it, in a module of its own.
+            if not function.is_declaration and not function.name.startswith(_WRAPPERS):
+                flush_in(function)
+        super().add_ir_module(ir_module)
 
     def finalize(self) -> None:
         # Each after all that call it: LLVM leaves out what nothing calls yet.
