@@ -15,6 +15,7 @@ from scipy import sparse
 from fsachain.batch import TableBatch
 from fsachain.errors import ConfigError, GraphError, integer
 from fsachain.fsa import Floats, Fsa, Ints
+from fsachain.notebook import html_table, with_picture
 from fsachain.recursion import log_add, log_sum_rows
 from fsachain.table import TransitionTable, compile_table
 
@@ -211,6 +212,17 @@ class DenominatorGraph:
         return (
             f"DenominatorGraph({self.fsa.num_states} states, {self.fsa.num_arcs} arcs, {self.num_pdfs} pdfs)"
         )
+
+    def _repr_html_(self) -> str:
+        """Sizes, and the most probable part of the graph, for notebooks."""
+        leak = (
+            "with stationary probabilities"
+            if self._initial_probs is not None
+            else "no stationary probabilities"
+        )
+        sizes = [self.fsa.num_states, self.fsa.num_arcs, self.num_pdfs, leak]
+        table = html_table(("states", "arcs", "pdfs", "start"), [sizes], title="DenominatorGraph")
+        return with_picture(table, self.fsa._repr_svg_())
 
     @property
     def initial_probs(self) -> Floats:

@@ -12,7 +12,7 @@ import operator
 import reprlib
 import sys
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 _warned_under: dict[str, object] = {}  # the filters of the first warning of each kind
@@ -201,3 +201,13 @@ def brief(self: Any) -> str:
     names = getattr(self, "_fields", None) or [part.name for part in dataclasses.fields(self) if part.repr]
     shown = [f"{name}={_shorten(getattr(self, name))}" for name in names if not name.startswith("_")]
     return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def brief_of(*names: str) -> Callable[[Any], str]:
+    """Make a `__repr__` of one line that shows these attributes, for classes that are not dataclasses."""
+
+    def shown(self: Any) -> str:
+        parts = ", ".join(f"{name}={_shorten(getattr(self, name))}" for name in names)
+        return f"{type(self).__name__}({parts})"
+
+    return shown

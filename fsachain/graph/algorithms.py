@@ -19,7 +19,7 @@ from scipy.sparse import csgraph
 from scipy.sparse.linalg import MatrixRankWarning, spsolve
 
 from fsachain import fsa as reachability
-from fsachain.errors import ConfigError, GraphError, counted, require
+from fsachain.errors import ConfigError, GraphError, brief, counted, require
 from fsachain.fsa import Fsa
 from fsachain.graph.transducer import arcs_by_pdf
 from fsachain.openfst import Transducer, rows
@@ -107,6 +107,8 @@ class Comparison:
     worst_sequence: npt.NDArray[np.integer]
     scores: tuple[float, float]
     tolerance: float
+
+    __repr__ = brief
 
     def __bool__(self) -> bool:
         if not math.isfinite(self.worst_difference):

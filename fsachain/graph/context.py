@@ -25,6 +25,7 @@ from fsachain.files import parse_json, replacing
 from fsachain.graph.archive import Arrays, numbers, offsets, read_archive, unique_names
 from fsachain.graph.lexicon import phone_difference
 from fsachain.graph.topology import Topology
+from fsachain.notebook import MOST_ROWS, html_table
 
 NPZ_FORMAT = "fsachain-context-tree-2"
 _LONGEST_TOPOLOGY = 1 << 14  # letters of JSON: hundreds of states
@@ -191,6 +192,19 @@ class ContextTree:
     )
 
     __repr__ = brief
+
+    def _repr_html_(self) -> str:
+        """What the first pdfs stand for, for notebooks."""
+        rows = []
+        for pdf in range(min(self.num_pdfs, MOST_ROWS)):
+            phones, lefts, pdf_class = self.describe(pdf)
+            spoken = self._named(phones) or "(blank)"
+            rows.append((pdf, spoken, self._named(lefts) or "(any)", pdf_class))
+        title = f"ContextTree: {counted(self.num_phones, 'phone')}, {counted(self.num_pdfs, 'pdf')}"
+        return html_table(("pdf", "phones", "after", "class"), rows, num_rows=self.num_pdfs, title=title)
+
+    def _named(self, phones: Sequence[int]) -> str:
+        return " ".join(("(none)", *self.phones)[phone] for phone in phones[:MOST_ROWS])
 
     def __post_init__(self) -> None:
         phones, independent = tuple(self.phones), frozenset(self.context_independent)
@@ -426,7 +440,7 @@ class ContextTree:
                 counted(other.context_width, "phone"),
             ),
             ("the number of pdfs", self.num_pdfs, other.num_pdfs),
-            ("the topology", self.topology, other.topology),
+            ("the topology", self.topology.fingerprint, other.topology.fingerprint),
         ):
             if ours != theirs:
                 return f"{what} is {ours!s:.200} in {one}, {theirs!s:.200} in {two}"

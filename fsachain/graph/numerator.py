@@ -54,6 +54,7 @@ from fsachain.graph.spelling import (
     ways_to_say,
 )
 from fsachain.graph.transducer import product, told_unseen
+from fsachain.notebook import html_table, with_picture
 from fsachain.openfst import Transducer, rows
 
 STAR_PHONE = -1  # in place of a phone id, of a star of frames
@@ -103,6 +104,13 @@ class Numerator:
     state_place: npt.NDArray[np.int32] | None = None
 
     __repr__ = brief
+
+    def _repr_html_(self) -> str:
+        """Words, sizes, and the graph or its most probable part, for notebooks."""
+        frames = self.required_frames
+        sizes = [" ".join(self.words), self.fsa.num_states, self.fsa.num_arcs, f"{frames:g}"]
+        table = html_table(("words", "states", "arcs", "frames at least"), [sizes], title="Numerator")
+        return with_picture(table, self.fsa._repr_svg_())
 
     @property
     def required_frames(self) -> float:
@@ -440,12 +448,17 @@ def made_with(lexicon: Lexicon, tree: ContextTree, forgive: Forgiveness | None =
     """What files of graphs keep of how they were made, as JSON can hold it: the phones, a hash of lexicon and of tree."""
     spoken = zip(lexicon.words, lexicon.pronunciations, strict=True)
     decisions = None if tree.decisions is None else tree.decisions.to_columns()
-    context = [tree.topology, tree.context_width, tree.central_position, tuple(tree.shared)]
-    parts: dict[str, list[Any]] = {
-        "tree": [*context, sorted(tree.context_independent), decisions],
-        "lexicon": [lexicon.silence, lexicon.silence_prob, lexicon.oov, *spoken],
+    context = [
+        tree.context_width,
+        tree.central_position,
+        tuple(tree.shared),
+        sorted(tree.context_independent),
+    ]
+    parts = {
+        "tree": ", ".join([tree.topology.fingerprint, *map(repr, [*context, decisions])]),
+        "lexicon": ", ".join(map(repr, [lexicon.silence, lexicon.silence_prob, lexicon.oov, *spoken])),
     }
-    hashes = {name: hashlib.sha256(repr(part).encode()).hexdigest() for name, part in parts.items()}
+    hashes = {name: hashlib.sha256(f"[{part}]".encode()).hexdigest() for name, part in parts.items()}
     how = {"forgive": "frames" if forgive.has_star_of_frames else True} if forgive else {}
     return {"phones": list(tree.phones), **hashes, **how}
 

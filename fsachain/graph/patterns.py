@@ -22,7 +22,7 @@ from typing import NoReturn, Union
 
 import numpy as np
 
-from fsachain.errors import ConfigError, GraphError
+from fsachain.errors import ConfigError, GraphError, brief
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
@@ -40,6 +40,8 @@ class OneOf:
     """
 
     alternatives: Sequence[tuple[float, Pattern]]
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if not self.alternatives:

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from fsachain.errors import ConfigError, DataError, GraphError, but_for, counted
+from fsachain.errors import ConfigError, DataError, GraphError, brief, but_for, counted
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.forgive import Forgiveness
@@ -49,6 +49,8 @@ class NumeratorMaker:
     normalization: Fsa | None = None
     forgive: Forgiveness | None = None
     floor: float = 0.0
+
+    __repr__ = brief
 
     def numerator(self, name: str, words: Sequence[str]) -> Numerator:
         """Errors as for `build_numerator`."""
@@ -163,6 +165,9 @@ class TableShards(Mapping[str, TransitionTable]):
     Raises:
         DataError: there is no shard, one is damaged, or an utterance is in two of them.
     """
+
+    def __repr__(self) -> str:
+        return f"TableShards({self.folder}: {counted(len(self), 'utterance')} in {counted(len(self.files), 'file')})"
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)

@@ -383,6 +383,8 @@ class Chunk:
     fsa: Fsa
     frame_weights: npt.NDArray[np.float32]
 
+    __repr__ = brief
+
     @property
     def id(self) -> str:
         return f"{self.utterance}-{self.start:06d}-{self.end:06d}"

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, GraphError, ShapeError
+from fsachain.errors import ConfigError, GraphError, ShapeError, brief_of
 from fsachain.fsa import Floats
 from fsachain.graph.context import (
     PDF_CLASS,
@@ -50,6 +50,8 @@ class BiphoneStatistics:
         sum, squares: float64, `count`'s shape and then [F].
         moments: float64, `count`'s shape and then [1 + 2 F], of which the others are views.
     """
+
+    __repr__ = brief_of("topology", "moments")
 
     def __init__(self, num_phones: int, topology: Topology, num_features: int) -> None:
         shape = (num_phones + 1, num_phones + 1, topology.num_pdf_classes, 1 + 2 * num_features)

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fsachain.errors import GraphError
+from fsachain.errors import GraphError, counted
 from fsachain.graph.ctc import CtcTopology, check_topology
 
 BLANKS = ("none", "between", "optional")
@@ -65,6 +65,16 @@ class Topology:
             self._check_state(index, state)
         if not self._ends():
             raise GraphError(f"no way leads from states[0] out of the {len(self.states)} states of a phone")
+
+    def __repr__(self) -> str:
+        states = counted(len(self.states), "state")
+        classes = "1 pdf class" if self.num_pdf_classes == 1 else f"{self.num_pdf_classes} pdf classes"
+        return f"Topology({states} with {classes}, blank={self.blank!r})"
+
+    @property
+    def fingerprint(self) -> str:
+        """Everything that the topology is made of, as text; files of graphs keep a hash of it."""
+        return f"Topology(states={self.states!r}, blank={self.blank!r})"
 
     def _check_state(self, index: int, state: HmmState) -> None:
         values = {"leave_log_prob": state.leave_log_prob, "loop_log_prob": state.loop_log_prob}

@@ -23,7 +23,10 @@ from fsachain.asr.data.cmvn import Cmvn
 from fsachain.asr.data.cuts import cut_of
 from fsachain.asr.data.kaldi_dir import DataDir, Utterance
 from fsachain.asr.data.kaldi_examples import read_examples
+from fsachain.asr.decode.alternatives import WordGraph
 from fsachain.asr.decode.ctm import read_ctm
+from fsachain.asr.decode.equivalence import Equivalences
+from fsachain.asr.decode.nist import CtmWord, read_nist_ctm, read_stm, read_trn, words_in_segments
 from fsachain.asr.decode.wer import read_text
 from fsachain.asr.kaldi.archive import read_table, read_value
 from fsachain.asr.kaldi.examples import read_example, read_objective
@@ -104,6 +107,35 @@ def _write_checkpoint(path: Path) -> None:
 
 def _read_utterance(path: Path) -> object:
     return read_audio(Utterance("u1", "a", (), str(path)), RATE)
+
+
+_ALTERNATIVES = b"""a 1 * * <ALT_BEGIN>
+a 1 0.1 0.2 yes 0.9
+a 1 * * <ALT>
+a 1 0.1 0.2 ja
+a 1 * * <ALT_END>
+a 1 0.5 0.2 no NA
+"""
+_RULES = b""";; rules
+* case_sensitive = "F"
+yes => [{yes / ja}] / [ ] __ [ ]
+"no" => nope
+uh => (%HESITATION)
+"""
+
+
+def _score_trn(path: Path) -> object:
+    return [WordGraph.parse(words, name) for name, words in read_trn(path).items()]
+
+
+def _score_stm(path: Path) -> object:
+    segments = read_stm(path)
+    heard = [CtmWord(one.recording, one.channel, one.start, 0.1, "yes") for one in segments]
+    return words_in_segments(heard, segments)
+
+
+def _apply_rules(path: Path) -> object:
+    return Equivalences.read(path).apply(["YES", "no", "(uh)", "{", "yes", "/", "no", "}"], "ref", "trn")
 
 
 def _data_dir(path: Path) -> int:
@@ -244,6 +276,10 @@ READERS = (
     Reader("acceptor as text", ".txt", lambda path: path.write_text(FSA.to_text()), Fsa.from_text),
     Reader("transcripts", ".txt", content(b"u1 yes no\nu2 no\n"), read_text),
     Reader("ctm", ".ctm", _CTM, read_ctm),
+    Reader("trn", ".trn", content(b";; a comment\nyes { no / @ } (uh) (u1)\nno (u2)\n"), _score_trn),
+    Reader("stm", ".stm", content(b"a 1 anna 0.0 1.5 <O,F> yes { no / ja }\na 1 anna 1.5 2.0 no\n"), _score_stm),
+    Reader("ctm of alternatives", ".ctm", content(_ALTERNATIVES), read_nist_ctm),
+    Reader("rules of spelling", ".glm", content(_RULES), _apply_rules),
     # Kaldi's files.
     Reader("symbols", ".txt", content(b"<eps> 0\nyes 1\nno 2\n"), read_symbols),
     Reader("matrices", ".ark", content(_matrix()), _table(read_matrix)),

@@ -46,7 +46,7 @@ from fsachain.asr.decode.align import (
 from fsachain.asr.decode.align import align as align_outputs
 from fsachain.asr.decode.ctm import read_ctm, textgrid_name, write_ctm, write_textgrid
 from fsachain.asr.decode.times import BOUNDARIES, LEAST_SECONDS, MOST_SECONDS, BoundaryModel, boundary_errors
-from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError, but_for, counted
+from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError, brief_of, but_for, counted
 from fsachain.files import said_words, write_text
 from fsachain.fsa import Fsa
 from fsachain.graph.lexicon import Lexicon
@@ -81,6 +81,8 @@ class Aligner:
     `tolerance` is what transcripts may be wrong in when `tolerant=True`; `boundaries` moves boundaries to where the sound
     changes.
     """
+
+    __repr__ = brief_of("model", "tolerance", "boundaries")
 
     def __init__(
         self,

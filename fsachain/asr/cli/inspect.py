@@ -5,7 +5,6 @@ What brings PyTorch is imported where it is needed: most of these commands start
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,9 @@ from typing import Any
 import click
 
 from fsachain.asr.cli.options import COUNT, FILE, OUT, PATH, Read, command, option, seed_option
-from fsachain.asr.decode.wer import WerReport, read_text
+from fsachain.asr.decode.equivalence import Equivalences
+from fsachain.asr.decode.nist import FORMATS, Format, read_pair, write_trn
+from fsachain.asr.decode.wer import SAMPLES, Costs, WerReport, read_text
 from fsachain.asr.decode.wer import score as score_words
 from fsachain.asr.kaldi.archive import read_value
 from fsachain.errors import DataError, GraphError, but_for, counted
@@ -61,29 +62,87 @@ def score(
     hypothesis: Path,
     speakers: dict[str, str] | None = speakers_option,
     out: Path | None = option(OUT, "Folder for wer.txt and wer.json."),
+    cer: bool = option(bool, "Count character errors as well; spaces do not count."),
+    glm: Equivalences | None = option(
+        Read(Equivalences.read),
+        "Spellings that count as equal, as in a .glm file of NIST: gonna => going to.",
+    ),
+    costs: Costs | None = option(
+        click.Choice(["kaldi", "sclite"]),
+        "kaldi: each error costs 1; sclite: a substitution costs 4, an insertion or a deletion 3. By default kaldi for "
+        "two files of Kaldi's, else sclite.",
+    ),
+    case: str | None = option(
+        click.Choice(["exact", "fold"]),
+        "fold: words are equal that differ in case alone. By default exact for two files of Kaldi's, else fold.",
+    ),
+    fragments: bool = option(bool, "th- and -ing match words that begin or end so, as sclite's -F."),
+    keep_optional: bool = option(
+        bool, "Parentheses around a word mean nothing, as in sclite without -D; else (uh) may be missing."
+    ),
+    reference_format: Format | None = option(
+        click.Choice(FORMATS), "Of REFERENCE; by default what its name ends in, else Kaldi's txt."
+    ),
+    hypothesis_format: Format | None = option(
+        click.Choice(FORMATS), "Of HYPOTHESIS; by default what its name ends in, else Kaldi's txt."
+    ),
+    nist: bool = option(
+        bool, "With --out, write ref.trn and hyp.trn as well: what was compared, for sclite."
+    ),
+    samples: int = option(
+        click.IntRange(1, 10_000_000), "Test sets that the bootstrap draws for the interval.", default=SAMPLES
+    ),
+    seed: int = seed_option,
 ) -> None:
-    """Compare two transcripts.
+    """Compare two transcripts: word errors with their parts, sentence errors, and a confidence interval.
 
-    In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...).
-    Out: the word error rate, the table of speakers and every wrong utterance, printed;
-    with --out also as files.
+    In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...), or NIST's trn, stm or ctm, by the ends of
+    their names. A CTM is cut by the segments of an STM. In NIST's formats, and with --glm, { a / b } leaves a choice and
+    (uh) may be missing. The interval is of the bootstrap over speakers where they are known, else over utterances.
+    Out: rates, the table of speakers and every wrong utterance, printed; with --out also as files.
     Example: fsachain score test/text decoded/hyp.txt
     """
-    report = compare(reference, hypothesis, speakers)
+    if nist and out is None:
+        raise click.UsageError("--nist: expected --out as well, the folder for ref.trn and hyp.trn")
+    pair = read_pair(
+        reference,
+        hypothesis,
+        reference_format=reference_format,
+        hypothesis_format=hypothesis_format,
+        fold=case != "exact",
+    )
+    chosen: dict[str, Any] = {"fragments": fragments, "optional": not keep_optional, "rules": glm}
+    chosen |= {} if costs is None else {"costs": costs}
+    chosen |= {} if case is None else {"fold_case": case == "fold"}
+    how = pair.scoring(**chosen)
+    report = score_words(
+        pair.references, pair.hypotheses, speakers=speakers or pair.speakers, scoring=how, characters=cer
+    )
+    text = report.to_text(samples=samples, seed=seed)
     if out is not None:
-        report.write(out)
-    click.echo(report.to_text(), nl=False)
-    pairs = (pair for one in report.utterances for pair in one.alignment)
-    alike = sum(a != b and folded(a) == folded(b) for a, b in pairs)
+        report.write(out, samples=samples, seed=seed)
+    if nist and out is not None:
+        for side, transcripts in (("ref", pair.references), ("hyp", pair.hypotheses)):
+            compared = {name: how.prepared(words, side, name) for name, words in transcripts.items()}
+            write_trn(out / f"{side}.trn", compared)
+    click.echo(text, nl=False)
+    wrong = (
+        words
+        for one in report.utterances
+        for words, kind in zip(one.alignment, one.kinds, strict=True)
+        if kind == "substitution"
+    )
+    alike = sum(folded(ref) == folded(hyp) for ref, hyp in wrong)
     if alike:
         click.echo(f"{counted(alike, 'wrong word')} differ in case or Unicode form (NFC, NFD) alone")
 
 
-def compare(reference: Path, hypothesis: Path, speakers: Mapping[str, str] | None) -> WerReport:
-    references = read_text(reference)
-    if not references:
-        raise DataError(f"{reference}: no utterances; expected lines of an utterance and its words")
-    return score_words(references, read_text(hypothesis), speakers=speakers)
+def compare(reference: Path, hypothesis: Path, speakers: dict[str, str] | None) -> WerReport:
+    """Score two files with the defaults of their formats."""
+    pair = read_pair(reference, hypothesis)
+    return score_words(
+        pair.references, pair.hypotheses, speakers=speakers or pair.speakers, scoring=pair.scoring()
+    )
 
 
 @command(path=PATH)

@@ -17,7 +17,7 @@ from fsachain.asr.cli.resources import Resources, with_resources
 from fsachain.asr.data.utterance import Fault
 from fsachain.asr.pipeline.defaults import WORTH_AN_ORDER, best_order
 from fsachain.asr.pipeline.held_out import phone_lm_orders
-from fsachain.errors import DataError, GraphError, counted
+from fsachain.errors import DataError, GraphError, brief, counted
 from fsachain.files import write_text
 from fsachain.fsa import Fsa
 from fsachain.graph import grammar
@@ -45,6 +45,8 @@ class Lang:
     tree: ContextTree
     experiment: Experiment | None = None
     folder: Path | None = None
+
+    __repr__ = brief
 
     @property
     def name(self) -> str:

@@ -30,7 +30,7 @@ from fsachain.asr.nn.network import Network, TakenWeights, num_parameters, take_
 from fsachain.asr.nn.word_network import MARKS, WordNetwork
 from fsachain.asr.train.checkpoint import Tensors, check_header_size, load_tensors, save_tensors
 from fsachain.asr.train.config import to_dict
-from fsachain.errors import ConfigError, DataError, FsachainError, counted, require
+from fsachain.errors import ConfigError, DataError, FsachainError, brief, counted, require
 from fsachain.files import parse_json
 
 FINAL_MODEL = "model.safetensors"  # in the folder of a training
@@ -68,6 +68,8 @@ class AcousticModel:
     lang: Lang | None = None
     path: Path | None = None
     other: tuple[Network, float] | None = None
+
+    __repr__ = brief
 
     @property
     def kind(self) -> str:

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fsachain.errors import ConfigError, DataError, ShapeError, added_option, check_choices, check_range
+from fsachain.errors import (
+    ConfigError,
+    DataError,
+    ShapeError,
+    added_option,
+    brief_of,
+    check_choices,
+    check_range,
+)
 
 VARIANCE_FLOOR = 1e-5  # of the variance: a constant feature, as in digital silence, stays finite
 
@@ -89,6 +97,8 @@ class Cmvn:
         save_file(cmvn.state(), ...)                         # with the model
         features = cmvn.apply(features, speaker="anyone")
     """
+
+    __repr__ = brief_of("config", "statistics")
 
     def __init__(self, config: CmvnConfig, statistics: Mapping[str, Statistics] | None = None) -> None:
         """`statistics` are by speaker for scope "speaker", named "global" for scope "global", else none."""

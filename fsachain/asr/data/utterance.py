@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fsachain.errors import DataError, counted, printable
+from fsachain.errors import DataError, brief, counted, printable
 from fsachain.files import replacing
 
 
@@ -83,6 +83,8 @@ class Utterance:
     channel: int | None = None
     audio_part: Part | None = None
     feats_part: Part | None = None
+
+    __repr__ = brief
 
     def unusable(self, kind: str, reason: str) -> UtteranceError:
         """The error that says so; `reason` goes on behind "utterance 'id'"."""

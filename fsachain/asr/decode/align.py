@@ -24,7 +24,16 @@ from scipy.sparse import csgraph
 from fsachain.asr.decode.ctm import CtmEntry, write_textgrid
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
-from fsachain.errors import AlignmentError, ConfigError, DataError, GraphError, ShapeError, counted
+from fsachain.errors import (
+    AlignmentError,
+    ConfigError,
+    DataError,
+    GraphError,
+    ShapeError,
+    brief,
+    brief_of,
+    counted,
+)
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon, bare
@@ -92,6 +101,8 @@ class Alignment:
     other: tuple[CtmEntry, ...] = ()
     seconds: float = 0.0
     reason: str = ""
+
+    __repr__ = brief
 
     @property
     def ok(self) -> bool:
@@ -399,6 +410,8 @@ class LongAligner:
     `numerator` is the graph of the whole text over pdfs 0..num_pdfs - 1 and the two behind them, as of
     `alignment_numerator`; `window` W, `lookahead` L and `longest` count output frames, 1 <= L < W; `name` is for messages.
     """
+
+    __repr__ = brief_of("name")
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ from scipy.sparse import csgraph
 from fsachain.asr.decode.lattices import WordLattice
 from fsachain.asr.kaldi.lattice import Lattice
 from fsachain.backends.cpu.paths import LiveStates
-from fsachain.errors import DataError, GraphError, ShapeError, check_range, counted, require
+from fsachain.errors import DataError, GraphError, ShapeError, brief_of, check_range, counted, require
 from fsachain.graph.decoding import DecodingGraph
 from fsachain.graph.open_vocabulary import Piece, spelt_out
 from fsachain.openfst import LATTICE_ARC, Transducer, read_body, read_fst, read_header
@@ -204,6 +204,8 @@ class Decoder:
     words. A graph that cannot be read, is damaged, has no start state, a cycle of epsilons with a negative cost, or a word
     id beyond `words` is a GraphError.
     """
+
+    __repr__ = brief_of("words", "config")
 
     def __init__(
         self, graph: Graph, words: Sequence[str | Piece], config: DecoderConfig | None = None

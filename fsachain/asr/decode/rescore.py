@@ -30,7 +30,7 @@ from fsachain.asr.decode.wer import score
 from fsachain.asr.kaldi.lattice import Lattice
 from fsachain.asr.nn.word_network import WordNetwork
 from fsachain.batch import TableBatch
-from fsachain.errors import check_range, require
+from fsachain.errors import brief, brief_of, check_range, require
 from fsachain.graph.context import ContextTree
 from fsachain.graph.decoding import Weights
 from fsachain.graph.grammar import NgramScores
@@ -84,6 +84,8 @@ class WordSequence:
 
     words: tuple[str, ...]
     log_prob: float
+
+    __repr__ = brief
 
 
 def best_word_sequences(
@@ -211,6 +213,8 @@ class Rescorer:
     grammar of the search, with the `weights` of the lists; `new` is the second model. `heard` is what the recordings say of
     each sequence, such as `sums_over_paths`; by default what the lattices do. It has a bar.
     """
+
+    __repr__ = brief_of("names")
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ from fsachain.asr.kaldi.lattice import Lattice
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
 from fsachain.denominator import normalization_with_star
-from fsachain.errors import counted
+from fsachain.errors import brief, counted
 from fsachain.fsa import Fsa
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import Numerator
@@ -42,6 +42,9 @@ class Doubt(NamedTuple):
     words: tuple[str, ...]
     said: npt.NDArray[np.float64]
     unwritten: float
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def wrong(self) -> float:

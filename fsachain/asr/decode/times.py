@@ -28,7 +28,7 @@ from fsachain.asr.decode.align import OTHER, TIERS, Alignment
 from fsachain.asr.decode.ctm import CtmEntry, by_utterance
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
-from fsachain.errors import DataError
+from fsachain.errors import DataError, brief
 from fsachain.files import read_npz, replacing
 from fsachain.fsa import Floats, Fsa
 from fsachain.table import TransitionTable, compile_table
@@ -54,6 +54,9 @@ class BoundaryErrors(NamedTuple):
 
     starts: Floats
     ends: Floats
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def __str__(self) -> str:
         if not len(self.starts):
@@ -121,6 +124,8 @@ class BoundaryModel:
     precisions: Floats
     log_dets: Floats
     shifts: Floats
+
+    __repr__ = brief
 
     @classmethod
     def fit(

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fsachain.asr.decode.align import FrameTiming, align_utterance
 from fsachain.asr.decode.decoder import Decoder
 from fsachain.asr.kaldi.lattice import Lattice
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError, DataError, brief, brief_of
 from fsachain.fsa import Floats
 from fsachain.graph.context import ContextTree
 from fsachain.graph.lexicon import Lexicon
@@ -144,6 +144,8 @@ class Transcriber:
     The decoder's graph is made of the same lexicon and tree.
     """
 
+    __repr__ = brief_of("decoder", "timing")
+
     def __init__(self, decoder: Decoder, lexicon: Lexicon, tree: ContextTree, timing: FrameTiming) -> None:
         self.decoder, self.lexicon, self.tree, self.timing = decoder, lexicon, tree, timing
 
@@ -168,6 +170,9 @@ class Piece(NamedTuple):
 
     first_frame: int
     scores: npt.NDArray[np.float32]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class PauseCutter:

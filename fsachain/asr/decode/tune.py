@@ -13,7 +13,7 @@ import numpy as np
 
 from fsachain.asr.decode.lattices import BestWords, WordLattice
 from fsachain.asr.decode.wer import ErrorCounts, count_errors
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, brief
 from fsachain.graph.decoding import Weights
 from fsachain.graph.open_vocabulary import Piece, spelt_out
 
@@ -38,6 +38,8 @@ class TuningResult:
 
     best: TuningPoint
     points: tuple[TuningPoint, ...]
+
+    __repr__ = brief
 
     def to_dict(self) -> dict[str, Any]:
         return {"best": self.best.to_dict(), "points": [point.to_dict() for point in self.points]}

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.asr.kaldi.values import Floats, read_matrix, read_vector
-from fsachain.errors import DataError
+from fsachain.errors import DataError, brief
 from fsachain.fsa import Fsa, arcs_from, read_fsa, restricted
 from fsachain.stream import Cursor, open_file
 
@@ -36,6 +36,9 @@ class Indexes(NamedTuple):
     n: Ints
     t: Ints
     x: Ints
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def read_indexes(cursor: Cursor) -> Indexes:
@@ -67,6 +70,9 @@ class NnetInput(NamedTuple):
     indexes: Indexes
     features: Floats
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class ChainSupervision(NamedTuple):
     """The supervision of one output.
@@ -87,10 +93,16 @@ class ChainSupervision(NamedTuple):
     fsas: tuple[Fsa, ...]
     deriv_weights: Floats
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 class ChainExample(NamedTuple):
     inputs: tuple[NnetInput, ...]
     outputs: tuple[ChainSupervision, ...]
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 def read_example(cursor: Cursor) -> ChainExample:

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.asr.kaldi.model import TransitionModel
-from fsachain.errors import ConfigError, DataError, GraphError, brief, check_finite
+from fsachain.errors import ConfigError, DataError, GraphError, brief, check_finite, counted
 from fsachain.fsa import Fsa, arcs_from, input_fsa
 from fsachain.graph.supervision import PhoneLattice
 from fsachain.graph.transducer import Numbers, remove_epsilons
+from fsachain.notebook import MOST_ROWS, html_table
 from fsachain.openfst import MAGIC, Transducer, named_states, read_header, rows
 from fsachain.stream import LONGEST_LINE, Cursor
 
@@ -64,6 +65,10 @@ class Lattice:
 
     __repr__ = brief
 
+    def _repr_html_(self) -> str:
+        """Sizes and the first arcs, for notebooks."""
+        return _arc_table(self)
+
     @property
     def cost(self) -> npt.NDArray[np.float64]:
         """float64 [A], both costs of each arc."""
@@ -102,6 +107,10 @@ class CompactLattice:
 
     __repr__ = brief
 
+    def _repr_html_(self) -> str:
+        """Sizes and the first arcs of the expanded lattice, for notebooks."""
+        return _arc_table(self.expanded(), type(self).__name__)
+
     def expanded(self) -> Lattice:
         """Each string as a chain of arcs, the first of which has the word and the costs.
 
@@ -131,6 +140,16 @@ class CompactLattice:
         transition[has_id] = self.transitions[(self.ends - lengths)[weight][of][has_id] + place[has_id]]
         columns: list[Any] = [column.astype(np.int32) for column in (src, dst, transition, word)]
         return Lattice(len(final), self.start, *columns, *costs.T.copy(), *final.T.copy())
+
+
+def _arc_table(lattice: Lattice, name: str = "Lattice") -> str:
+    columns = ("src", "dst", "transition", "word", "graph_cost", "acoustic_cost")
+    arcs = [getattr(lattice, column)[:MOST_ROWS].tolist() for column in columns]
+    num_arcs = len(lattice.src)
+    title = (
+        f"{name}: {counted(lattice.num_states, 'state')}, {counted(num_arcs, 'arc')}, start {lattice.start}"
+    )
+    return html_table(columns, zip(*arcs, strict=True), num_rows=num_arcs, title=title)
 
 
 def read_lattice(cursor: Cursor) -> CompactLattice:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.asr.kaldi.values import read_vector
-from fsachain.errors import DataError, GraphError
+from fsachain.errors import DataError, GraphError, brief, counted
 from fsachain.graph.context import NO_BRANCH, ContextTree, DecisionTree, Leaf, Node, Split, Table
 from fsachain.graph.topology import HmmState, Topology
 from fsachain.openfst import Transducer
@@ -38,8 +38,12 @@ class State(NamedTuple):
     transitions: tuple[tuple[int, float], ...]
 
 
-# By phone id, in rising order; phones of one entry share its states.
-Topologies = dict[int, tuple[State, ...]]
+class Topologies(dict[int, tuple[State, ...]]):
+    """States by phone id, in rising order; phones of one entry share their states."""
+
+    def __repr__(self) -> str:
+        different = len(set(self.values()))
+        return f"Topologies({counted(len(self), 'phone')}, {different} different)"
 
 
 def read_topology(path: str | os.PathLike[str]) -> Topologies:
@@ -62,10 +66,10 @@ def parse_topology(cursor: Cursor) -> Topologies:
             cursor.fail(
                 f"phone {phone}: expected at least one emitting state, then an end without transitions", begin
             )
-    return dict(sorted(found.items()))
+    return Topologies(sorted(found.items()))
 
 
-def _binary_topology(cursor: Cursor) -> Topologies:
+def _binary_topology(cursor: Cursor) -> dict[int, tuple[State, ...]]:
     begin = cursor.position
     phones, entry_of = cursor.integers("phones"), cursor.integers("topology of each phone")
     if max(len(phones), len(entry_of)) > MAX_PHONE + 1:
@@ -85,7 +89,7 @@ def _binary_topology(cursor: Cursor) -> Topologies:
 
     entries = [tuple(state() for _ in range(cursor.integer("number of states", 0))) for _ in range(count)]
     cursor.expect("</Topology>")
-    found: Topologies = {}
+    found: dict[int, tuple[State, ...]] = {}
     for phone in map(int, phones):
         if not 0 <= phone < len(entry_of) or not 0 <= entry_of[phone] < count:
             cursor.fail(f"phone {phone} has none of the {count} topologies")
@@ -93,8 +97,8 @@ def _binary_topology(cursor: Cursor) -> Topologies:
     return found
 
 
-def _text_topology(cursor: Cursor) -> Topologies:
-    found: Topologies = {}
+def _text_topology(cursor: Cursor) -> dict[int, tuple[State, ...]]:
+    found: dict[int, tuple[State, ...]] = {}
     names = ("<PdfClass>", "<ForwardPdfClass>", "<SelfLoopPdfClass>", "<Transition>", "</State>")
     while cursor.expect("<TopologyEntry>", "</Topology>") == "<TopologyEntry>":
         cursor.expect("<ForPhones>")
@@ -138,6 +142,9 @@ class Transitions(NamedTuple):
     is_self_loop: npt.NDArray[np.bool_]
     is_final: npt.NDArray[np.bool_]
 
+    def __repr__(self) -> str:
+        return brief(self)
+
 
 @dataclass(frozen=True, eq=False)
 class TransitionModel:
@@ -151,6 +158,10 @@ class TransitionModel:
     tuples: tuple[Tuple, ...]
     log_probs: npt.NDArray[np.floating]
     name: str
+
+    def __repr__(self) -> str:
+        sizes = f"{counted(len(self.states), 'phone')}, {counted(self.num_pdfs, 'pdf')}"
+        return f"TransitionModel({self.name}: {sizes}, {counted(len(self.log_probs) - 1, 'transition id')})"
 
     @property
     def num_phones(self) -> int:

@@ -201,6 +201,8 @@ class TakenWeights:
     fresh: tuple[str, ...]
     unused: tuple[str, ...]
 
+    __repr__ = brief
+
     def __str__(self) -> str:
         parts = [f"{len(self.taken)} weights taken"]
         for names, what in (

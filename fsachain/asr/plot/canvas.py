@@ -12,6 +12,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,8 @@ def new_picture(height: float, width: float = FIGURE_WIDTH, title: str | None = 
     figure: Figure = require("matplotlib.figure", extra="plot").Figure(
         figsize=(width, height), layout="constrained", facecolor="white"
     )
+    # matplotlib teaches notebooks to show figures when pyplot starts, which these do without: they show themselves.
+    figure._repr_png_ = partial(figure_png, figure)  # type: ignore[attr-defined]
     yield figure
     if title is not None:
         lines = textwrap.wrap(shortened(title, _LONGEST_TITLE), int(12 * width)) or [""]

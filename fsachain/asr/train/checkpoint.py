@@ -25,7 +25,7 @@ from fsachain.asr.train.log import JsonLinesLog
 from fsachain.asr.train.optimizer import Schedules
 from fsachain.asr.train.source import Source
 from fsachain.asr.train.step import EpochSums, Stepper
-from fsachain.errors import ConfigError, DataError, counted, require
+from fsachain.errors import ConfigError, DataError, brief, counted, require
 from fsachain.files import parse_json, remove_partials, replacing
 
 Tensors = dict[str, torch.Tensor]
@@ -67,6 +67,8 @@ class Checkpoint:
     optimizer: dict[str, Any] = field(default_factory=dict)
     rng: Tensors = field(default_factory=dict)
     state: dict[str, Any] = field(default_factory=dict)
+
+    __repr__ = brief
 
     @property
     def file_name(self) -> str:

@@ -20,7 +20,7 @@ from fsachain.asr.train.checkpoint import Checkpoint, Tensors
 from fsachain.asr.train.config import TrainConfig
 from fsachain.asr.train.source import Source, SupervisedBatch
 from fsachain.asr.train.step import Stepper
-from fsachain.errors import DataError
+from fsachain.errors import DataError, brief
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Combination:
     state: Tensors
     num_models: int
     objf: dict[str, float]
+
+    __repr__ = brief
 
 
 def best_average(

@@ -32,7 +32,7 @@ from fsachain.asr.train.config import to_compare
 from fsachain.asr.train.world import WHOLE, Share
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
-from fsachain.errors import DataError, GraphError, counted
+from fsachain.errors import DataError, GraphError, brief, counted
 from fsachain.fsa import arcs_from
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import Numerator
@@ -365,6 +365,8 @@ class Corpus:
     stored: Callable[[Utterance], TransitionTable] | None = None
     shard_of: Sequence[int] | None = None
     shards_at_once: int = 8
+
+    __repr__ = brief
 
 
 class StreamSource(Source):

@@ -33,7 +33,7 @@ from fsachain.asr.train.step import EpochSums, StepOutcome, Stepper
 from fsachain.asr.train.stopping import MESSAGE, StoppedError, StopRequest
 from fsachain.asr.train.world import World
 from fsachain.backends import arrays
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, brief
 from fsachain.files import locked
 from fsachain.table import TransitionTable
 
@@ -52,6 +52,8 @@ class TrainResult:
     dev: dict[str, Any] | None
     excluded: tuple[Fault, ...]
     model_path: Path
+
+    __repr__ = brief
 
 
 class Trainer:
