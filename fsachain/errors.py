@@ -147,7 +147,8 @@ def counted(number: float, noun: str, spec: str = "") -> str:
 def _plural(noun: str) -> str:
     if noun.endswith("y") and noun[-2:-1] not in "aeiou":
         return f"{noun[:-1]}ies"
-    return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+    hisses = noun.endswith(("s", "x", "ch", "sh")) and not noun.endswith("epoch")
+    return f"{noun}es" if hisses else f"{noun}s"
 
 
 def refuse_text(

@@ -94,7 +94,7 @@ def score(
     ),
     seed: int = seed_option,
 ) -> None:
-    """Compare two transcripts: word errors with their parts, sentence errors, and a confidence interval.
+    """Compare two transcripts.
 
     In: REFERENCE and HYPOTHESIS in Kaldi's text format (utterance word ...), or NIST's trn, stm or ctm, by the ends of
     their names. A CTM is cut by the segments of an STM. In NIST's formats, and with --glm, { a / b } leaves a choice and
