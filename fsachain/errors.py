@@ -77,15 +77,24 @@ def check_choices(options: object, **known: Collection[str]) -> None:
 
 
 def as_number(name: str, value: Any) -> Any:
-    """The value; a ConfigError where it is no number, as those of a file or a command line that nobody converted."""
+    """The value; a ConfigError where it is no number, as those of a file or a command line that nobody converted.
+
+    A tensor that wants a gradient is refused: as a number it would have none.
+    """
+    if isinstance(value, float | int):  # which a compiler can ask, too
+        return value
     if not hasattr(value, "__float__"):
         raise ConfigError(f"{name} = {value!r}; expected a number")
+    if getattr(value, "requires_grad", False):
+        raise ConfigError(
+            f"{name} wants a gradient, and is a constant here; expected a number, {name}.item()"
+        )
     return value
 
 
 def check_finite(name: str, value: Any, least: float = -math.inf) -> float:
     """The value as a float; a ConfigError where it is no finite number, or below `least`."""
-    if not (math.isfinite(as_number(name, value)) and value >= least):
+    if not (-math.inf < as_number(name, value) < math.inf and value >= least):
         bound = "" if least == -math.inf else f" >= {least:g}"
         raise ConfigError(f"{name} = {value}; expected a finite number{bound}")
     return float(value)

@@ -27,7 +27,8 @@ from fsachain.errors import (
     warn_once,
 )
 from fsachain.grid import TOPOLOGIES, Ints, Rows
-from fsachain.loss.autograd import as_tensor
+from fsachain.loss.autograd import as_tensor, refuse_jit_trace
+from fsachain.loss.registered import is_traced_number
 
 Span = tuple[int, int, int, int]
 
@@ -75,6 +76,7 @@ PADDED, PACKED = "[N, T, U + 1, V]", "[sum of T_n (U_n + 1), V]"  # layouts of l
 
 
 def check_logits(logits: Any, name: str, *layouts: str) -> None:
+    refuse_jit_trace()
     if not isinstance(logits, Tensor):
         raise ShapeError(f"{name} is a {type(logits).__name__}; expected a torch tensor")
     if not logits.is_floating_point():
@@ -139,16 +141,30 @@ def check_choice(value: str, name: str, choices: Any) -> None:
         raise ConfigError(f"{name} = {value!r}; expected one of {list(choices)}")
 
 
-def check_clamp(value: float) -> float:
+# Numbers may be tensors where a compiler traces: see `registered.number_option`.
+
+
+def check_clamp(name: str, value: Any) -> Any:
     """The largest magnitude of an entry of the gradient: inf where the option is not above 0."""
-    if math.isnan(as_number("clamp", value)):
-        raise ConfigError(f"clamp = {value}; expected a number, above 0 where the gradient is to be clamped")
+    if is_traced_number(name, value):
+        return torch.where(value > 0, value, math.inf)
+    if not (as_number(name, value) > 0 or value <= 0):
+        raise ConfigError(f"{name} = {value}; expected a number, above 0 where the gradient is to be clamped")
     return float(value) if value > 0 else math.inf
 
 
-def check_fastemit(value: float) -> float:
+def check_fastemit(name: str, value: Any) -> Any:
     """lambda of (27)."""
-    return check_finite("fastemit_lambda", value, least=0.0)
+    return value if is_traced_number(name, value) else check_finite(name, value, least=0.0)
+
+
+def check_penalty(name: str, value: Any) -> Any:
+    return value if is_traced_number(name, value) else check_finite(name, value)
+
+
+def is_set(value: Any) -> bool:
+    """Whether a number is not 0; one that only a compiler's code will know counts as 0."""
+    return not isinstance(value, Tensor) and bool(value)
 
 
 def share_of(reduction: str, size: int) -> float:
@@ -307,7 +323,9 @@ def check_frames(given: Given, encoder: list[int], predictor: list[int]) -> None
         raise ShapeError(
             f"encoder_out and predictor_out have shapes {encoder} and {predictor}; expected one N"
         )
-    _check_padded(spans(given), encoder, "encoder_out")
+    ends = spans(given)
+    _check_sizes(ends, list(given.targets.shape))
+    _check_padded(ends, encoder, "encoder_out")
     for n, count in enumerate(given.labels.tolist()):
         if count >= predictor[1]:
             raise ShapeError(

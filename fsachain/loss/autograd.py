@@ -8,6 +8,7 @@ keys, lengths and counts stay on the host, and nothing waits for the device but 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import math
 import operator
@@ -17,26 +18,79 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fsachain.backends import arrays
 from fsachain.backends.cpu import backend as cpu
 from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, pack_graphs
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError
+from fsachain.errors import BackendUnavailable, ShapeError
+from fsachain.loss.registered import (
+    Inputs,
+    Registered,
+    Run,
+    is_in_forward_mode,
+    refuse_forward_mode,
+    refuse_gradient,
+    single_level,
+    to_number,
+)
 
 _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 # Torch has no public names for these three; where it lacks the private ones, everything counts as traced.
 _count_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
-_transforms = getattr(getattr(torch._C, "_functorch", None), "get_interpreter_stack", lambda: None)
+_is_traced = getattr(torch._C, "_is_tracing", lambda: False)
 # Nor for whether backward may come again; where this is absent, it may.
 _may_come_again = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
+# Nor for the tensors of `torch.autograd.grad(..., is_grads_batched=True)`, which no transform shows.
+_is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 
 
 def is_watched() -> bool:
     """Whether a compiler, a tracer or a transform sees what is done to tensors."""
     return bool(torch.compiler.is_compiling() or _count_modes() or _has_transforms())
+
+
+def may_be_written(factor: Tensor) -> bool:
+    """Whether a backward pass with this incoming gradient may write over what forward kept.
+
+    It may not where somebody differentiates again, or for one of several gradients.
+    """
+    return not (torch.is_grad_enabled() or is_batched(factor))
+
+
+def is_batched(factor: Tensor) -> bool:
+    """Whether this incoming gradient may stand for several."""
+    return bool(_has_transforms() or _is_batched(factor))
+
+
+def refuse_jit_trace() -> None:
+    """Raise in `torch.jit.trace`, to which lengths, and with them losses, would be constants."""
+    if _is_traced():
+        raise RuntimeError(
+            "fsachain has no losses under torch.jit.trace; expected torch.export.export or torch.compile"
+        )
+
+
+def refuse_watchers(name: str, remedy: str) -> None:
+    """Raise where a graph is recorded or a transform at work, for a loss that calls a function of the caller.
+
+    Under a compiler the call goes on outside of the compiled part; with fullgraph=True this is the error.
+    """
+    message = (
+        f"{name} calls a function of yours again in backward, which no graph can hold; expected {remedy}"
+    )
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(msg=message)
+    elif _has_transforms() or _is_recorded():
+        raise RuntimeError(message)
+
+
+def _is_recorded() -> bool:
+    """Whether operations go into a graph, as those of `make_fx` and `torch.export`."""
+    if not _count_modes():
+        return False
+    return importlib.import_module("torch.fx.experimental.proxy_tensor").get_proxy_mode() is not None
 
 
 def _picker(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -49,15 +103,17 @@ def _picker(places: list[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
 class Operator:
     """A function of tensors, called as the kernel that it is made of.
 
-    Under a compiler, a tracer or a transform it is a custom operator of torch, which keeps graphs whole; else a plain
-    node of autograd, since a custom operator takes a fifth of a millisecond each way.
+    Under a compiler, a tracer or a transform it is an operator of torch's registry, which keeps graphs whole; else a plain
+    node of autograd, since an operator written in Python takes a fifth of a millisecond each way.
 
     `kernel` and `fake` take tensors, numbers and strings, or one NamedTuple of them. A kernel returns a tensor or a
     NamedTuple of tensors, none of which is a view of another or of an argument; only the first has a gradient. `gradient`
     takes the incoming gradient and, by name, arguments and results of the kernel (also those of `needs`), and returns
     gradients by name; without it the kernel has no derivative. If it takes `is_last`, that says whether nobody reads these
-    tensors after it, so that they may be written to. `mutates` names arguments that the kernel writes to; it then returns
-    None.
+    tensors after it, so that they may be written to. `by` names the tensors that have a gradient, each with the argument
+    that says whether the kernel makes what the gradient is made of, or None where it always does: a graph may have been
+    recorded before anybody wanted one. Other tensors that want a gradient are refused. `mutates` names arguments that the
+    kernel writes to; it then returns None. `apart`: see `Registered`.
     """
 
     def __init__(
@@ -66,7 +122,9 @@ class Operator:
         fake: Callable[..., Any],
         gradient: Callable[..., dict[str, Tensor | None]] | None = None,
         needs: tuple[str, ...] = (),
+        by: dict[str, str | None] | None = None,
         mutates: tuple[str, ...] = (),
+        apart: dict[str, Any] | None = None,
     ) -> None:
         self._gradient = gradient
         types = typing.get_type_hints(kernel)
@@ -92,44 +150,41 @@ class Operator:
             options = [one for one in known if one not in tensors]
             self._kept_names = [name for name, _ in (*tensors, *options)]
             self._saved, self._options = (_picker([i for _, i in kind]) for kind in (tensors, options))
-        self.op = self._custom(kernel.__name__.lstrip("_"), types, fake, mutates)
+            by = by or {}
+            self._constants = frozenset(i for i, name in enumerate(self.tensor_names) if name not in by)
+            self._switches = {
+                self.tensor_names.index(name): self._names.index(switch)
+                for name, switch in by.items()
+                if switch
+            }
+        places_apart = {self._names.index(name): value for name, value in (apart or {}).items()}
+        num_results = len(self._fields) or int(self._result is not None)
+        self.registered = Registered(
+            *(kernel.__name__.lstrip("_"), types, num_results),
+            *(lambda inputs: self.kernel(self._packed(inputs)), self._fake_of(fake), self._differentiate),
+            *(mutates, places_apart),
+        )
 
-    def _custom(
-        self, name: str, types: dict[str, Any], fake: Callable[..., Any], mutates: tuple[str, ...]
-    ) -> Any:
-        def packed(inputs: tuple[Any, ...]) -> Any:
-            return self._given(*inputs) if self._takes_tuple else inputs
+    def _packed(self, inputs: Inputs) -> Any:
+        return self._given(*inputs) if self._takes_tuple else inputs
 
-        def body(*inputs: Any) -> Any:
-            refuse_forward_mode()
-            found = self.kernel(packed(inputs))
-            return tuple(found) if self._fields else found
-
-        def made(*inputs: Any) -> Any:
-            found = fake(packed(inputs)) if self._takes_tuple else fake(*inputs)
-            return tuple(found) if isinstance(found, tuple) else found
-
-        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = [inspect.Parameter(name, kind, annotation=type_) for name, type_ in types.items()]
-        returned = tuple[(Tensor,) * len(self._fields)] if self._fields else self._result  # type: ignore[misc]
-        body.__signature__ = inspect.Signature(parameters, return_annotation=returned)  # type: ignore[attr-defined]
-        custom = torch.library.custom_op(f"fsachain::{name}", body, mutates_args=mutates)
-        custom.register_fake(made)
-        if self._gradient is not None:
-            custom.register_autograd(self.backward, setup_context=self.save)
-        elif not mutates:
-            custom.register_autograd(refuse_second_derivative)
-        return custom
+    def _fake_of(self, fake: Callable[..., Any]) -> Run:
+        if self._takes_tuple:
+            return lambda inputs: fake(self._packed(inputs))
+        return lambda inputs: fake(*inputs)
 
     def __call__(self, *given: Any) -> Any:
         inputs = given[0] if self._takes_tuple else given
         if torch.compiler.is_compiling():  # which cannot follow an itemgetter
-            return self._custom_call(inputs)
+            return self._registered_call(inputs)
+        refuse_jit_trace()
         tensors = self._pick(inputs)
         if is_watched() or not _PLAIN_TENSORS.issuperset(map(type, tensors)):
-            refuse_functional_gradient(tensors)
-            return self._custom_call(inputs)
-        refuse_forward_mode()
+            return self._registered_call(inputs)
+        if self._gradient is None and any(map(_is_batched, tensors)):
+            return self._registered_call(inputs)
+        if is_in_forward_mode():
+            refuse_forward_mode(tensors)
         if not torch.is_grad_enabled():
             found = self.kernel(inputs)
             for i in self._mutated:
@@ -138,38 +193,52 @@ class Operator:
         wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         if not wanted:
             return self.kernel(inputs)
-        likes = [tensors[i] for i in wanted]
-        if self._gradient is not None:
-            rest: list[Tensor] = []
-            first = _apply((self, inputs, wanted, rest), *likes)
-            return self._result(first, *rest) if self._fields else first
-        with torch.no_grad():
-            found = self.kernel(inputs)
-        return found if found is None else first_only(found, *likes)
+        results = self._with_node(self.kernel, inputs, tensors, wanted)
+        return self._result(*results) if self._fields else results
 
-    def _custom_call(self, inputs: tuple[Any, ...]) -> Any:
-        found = self.op(*inputs)
+    def _registered_call(self, inputs: Inputs) -> Any:
+        found = self.registered(inputs)
         return self._result(*found) if self._fields else found
 
-    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        results = output if isinstance(output, tuple) else (output,)
-        self.keep(ctx, inputs, results)
-        ctx.mark_non_differentiable(*results[1:])
+    def _differentiate(self, run: Run, inputs: Inputs) -> Any:
+        """For `Registered`: the results of `run`, with what the gradient needs if one is wanted now."""
+        tensors = self._pick(inputs)
+        wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
+        if not wanted or self._mutated:
+            return run(inputs)
+        if self._gradient is not None:
+            arguments = list(inputs)
+            for i in wanted:
+                if i in self._switches:
+                    arguments[self._switches[i]] = True
+            inputs = tuple(arguments)
+        with single_level():
+            return self._with_node(run, inputs, tensors, wanted)
 
-    def keep(self, ctx: Any, inputs: tuple[Any, ...], results: tuple[Tensor, ...]) -> None:
+    def _with_node(self, run: Run, inputs: Inputs, tensors: Sequence[Tensor], wanted: list[int]) -> Any:
+        """The results of `run` in a graph of autograd with those of the tensors that want a gradient."""
+        likes = [tensors[i] for i in wanted]
+        if self._gradient is None:
+            return _apply_refusing((run, inputs), *likes)
+        if not self._constants.isdisjoint(wanted):
+            refuse_gradient(next(self.tensor_names[i] for i in wanted if i in self._constants))
+        rest: list[Tensor] = []
+        first = _apply((self, run, inputs, wanted, rest), *likes)
+        return (first, *rest) if self._fields else first
+
+    def keep(self, ctx: Any, inputs: Inputs, results: tuple[Tensor, ...]) -> None:
         known = (*inputs, *results)
         ctx.save_for_backward(*self._saved(known))
         ctx.options = self._options(known)
         ctx.set_materialize_grads(False)
 
-    def backward(self, ctx: Any, factor: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-        found = self.gradients(ctx, factor, is_last=False)
-        return tuple([found.get(name) for name in self._names])
-
     def gradients(self, ctx: Any, factor: Tensor | None, is_last: bool) -> dict[str, Tensor | None]:
         if factor is None or self._gradient is None:
             return {}
-        kept: dict[str, Any] = dict(zip(self._kept_names, (*ctx.saved_tensors, *ctx.options), strict=True))
+        options = ctx.options
+        if ctx.is_registered and not is_watched():  # numbers that were tensors to whoever watched
+            options = [to_number(option) for option in options]
+        kept: dict[str, Any] = dict(zip(self._kept_names, (*ctx.saved_tensors, *options), strict=True))
         if self._asks_for_last:
             kept["is_last"] = is_last
         return self._gradient(factor, **kept)
@@ -182,51 +251,43 @@ class _Node(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, call: tuple[Operator, tuple[Any, ...], list[int], list[Tensor]], *_: Tensor
-    ) -> Tensor:
-        owner, inputs, wanted, rest = call
-        found = owner.kernel(inputs)
+    def forward(ctx: Any, call: tuple[Operator, Run, Inputs, list[int], list[Tensor]], *_: Tensor) -> Tensor:
+        owner, run, inputs, wanted, rest = call
+        found = run(inputs)
         results = found if isinstance(found, tuple) else (found,)
         owner.keep(ctx, inputs, results)
         ctx.owner, ctx.wanted = owner, wanted
+        ctx.is_registered = run is not owner.kernel
         rest += results[1:]
         first: Tensor = results[0]
         return first
 
     @staticmethod
     def backward(ctx: Any, factor: Tensor | None) -> tuple[Tensor | None, ...]:
-        is_last = not (_may_come_again() or torch.is_grad_enabled() or is_watched())
+        may_be_read = _may_come_again() or torch.is_grad_enabled() or is_watched() or ctx.is_registered
+        is_last = not (may_be_read or (factor is not None and _is_batched(factor)))
         found = ctx.owner.gradients(ctx, factor, is_last)
         names = ctx.owner.tensor_names
         return None, *[found.get(names[i]) for i in ctx.wanted]
 
 
-# What `apply` itself calls once it has found no transform, as `Operator` has by then.
+class _Refusing(torch.autograd.Function):
+    """A first derivative, such that differentiating it raises."""
+
+    @staticmethod
+    def forward(ctx: Any, call: tuple[Run, Inputs], *_: Tensor) -> Any:
+        run, inputs = call
+        found = run(inputs)
+        return tuple(found) if isinstance(found, tuple) else found
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor | None) -> NoReturn:
+        refuse_second_derivative()
+
+
+# What `apply` itself calls once it has found no transform, as `Operator` has by then, or is called at one level of one.
 _apply = super(torch.autograd.Function, _Node).apply
-
-
-def refuse_forward_mode() -> None:
-    """Raise if anybody differentiates in forward mode around this call.
-
-    Torch takes an operator without a forward derivative for a constant, in silence: `torch.func.jvp`, `jacfwd` and `hessian`
-    would give 0. It has no public name for the level; where it lacks the private one, nothing is refused.
-    """
-    if getattr(forward_ad, "_current_level", -1) >= 0:
-        raise RuntimeError(
-            "fsachain has derivatives in reverse mode only; expected its losses outside of torch.func.jvp, jacfwd, hessian "
-            "and torch.autograd.forward_ad"
-        )
-
-
-def refuse_functional_gradient(tensors: Sequence[Tensor]) -> None:
-    """Raise if a `torch.func.grad` around this call asks for a gradient, which torch's custom operators cannot give."""
-    levels = _transforms() or ()
-    if any(level.key().name == "Grad" for level in levels) and any(one.requires_grad for one in tensors):
-        raise RuntimeError(
-            "fsachain has no gradient under torch.func.grad, vjp, jacrev and the like; expected backward() of the loss, or "
-            "torch.autograd.grad"
-        )
+_apply_refusing = super(torch.autograd.Function, _Refusing).apply
 
 
 def refuse_second_derivative(*_: Any) -> NoReturn:
@@ -243,15 +304,15 @@ class _FirstOnly(torch.autograd.Function):
         refuse_second_derivative()
 
 
-def first_only(found: Any, *likes: Tensor) -> Any:
-    """`found`, first derivatives that depend on `likes`, such that differentiating them raises."""
-    if isinstance(found, tuple):
-        return type(found)(*[_FirstOnly.apply(value, *likes) for value in found])
-    return _FirstOnly.apply(found, *likes)
+def first_only(found: Tensor, *likes: Tensor) -> Tensor:
+    """`found`, a first derivative that depends on `likes`, such that differentiating it raises."""
+    result: Tensor = _FirstOnly.apply(found, *likes)
+    return result
 
 
 def packed(graphs: Graphs, argument: str) -> TableBatch:
     """What a caller gave, as a batch: `pack_graphs`, which a compiler cannot trace."""
+    refuse_jit_trace()
     if not isinstance(graphs, TableBatch) and torch.compiler.is_compiling():
         # Without fullgraph=True the call goes on outside of the compiled part; with it, this is the error.
         torch._dynamo.graph_break(
@@ -296,7 +357,7 @@ def beside(values: Tensor, like: Tensor) -> Tensor:
     What the host has gets there by a buffer of `backends.cuda.memory`: nobody waits, and a captured CUDA graph, which reads
     it at each replay, finds it as it was. Memory of the host that is not pinned is somebody else's by then.
     """
-    found: Tensor = values if values.device == like.device else _placed_there(values, like)
+    found: Tensor = values if values.device == like.device else _placed_there(values, like.detach())
     return found
 
 
@@ -307,7 +368,7 @@ def wants_gradient(tensor: Tensor) -> bool:
 def check_constant(tensor: Tensor, name: str) -> None:
     """Raise where a gradient is wanted that a loss does not have, and that torch would leave out without a word."""
     if wants_gradient(tensor):
-        raise ConfigError(f"{name} wants a gradient, and a loss has none by it; expected {name}.detach()")
+        refuse_gradient(name)
 
 
 def new_buffer(scores: Tensor, wanted: bool) -> Tensor:

@@ -36,6 +36,7 @@ from fsachain.loss.autograd import (
     scale_rows,
     wants_gradient,
 )
+from fsachain.loss.registered import number_option
 
 # Per frame, for every excluded sequence: Kaldi's figure, so that the exclusion shows in the log.
 EXCLUDED_OBJF = -10.0
@@ -374,13 +375,12 @@ def _warn_of_nothing(given: SequenceCall, num: Tensor, den: Tensor) -> None:
 
 
 def _warn_of_no_branch(xent_regularize: float) -> None:
-    if not torch.compiler.is_compiling():  # which cannot trace a look at the caller's line
-        warn_once(
-            "branch",
-            f"xent_regularize = {xent_regularize} and no xent_log_probs: the loss has no cross-entropy in it. Pass the "
-            "log-softmax output of a second head, or leave the option at 0",
-            ObjectiveWarning,
-        )
+    warn_once(
+        "branch",
+        f"xent_regularize = {xent_regularize} and no xent_log_probs: the loss has no cross-entropy in it. Pass the "
+        "log-softmax output of a second head, or leave the option at 0",
+        ObjectiveWarning,
+    )
 
 
 def _warn_of_no_log_probs(xent_objf: Tensor, weight: Tensor) -> None:
@@ -435,6 +435,13 @@ def real_frames(values: Tensor, frames: Tensor) -> Tensor:
 Record = TypeVar("Record", bound=LossRecord)
 
 
+def check_factor(name: str, value: float) -> float:
+    """A finite number >= 0; for the leaky-HMM coefficient at most 1."""
+    if name == "leaky_hmm_coefficient" and as_number(name, value) > 1.0:
+        raise ConfigError(f"{name} = {value}; expected a number in [0, 1]")
+    return check_finite(name, value, least=0.0)
+
+
 class SequenceLoss(nn.Module, Generic[Record]):
     """-(objective + l2_term + out_of_range_term + xent_regularize xent_objf) / frames; a subclass has the objective.
 
@@ -443,6 +450,10 @@ class SequenceLoss(nn.Module, Generic[Record]):
     """
 
     last_record: Record | None
+    leaky_hmm_coefficient = number_option("leaky_hmm_coefficient", check_factor)
+    l2_regularize = number_option("l2_regularize", check_factor)
+    out_of_range_regularize = number_option("out_of_range_regularize", check_factor)
+    xent_regularize = number_option("xent_regularize", check_factor)
     denominator_scale = 1.0  # these three are options of `LFMMILoss`
     boost = 0.0
     consistency = 0.0
@@ -480,10 +491,10 @@ class SequenceLoss(nn.Module, Generic[Record]):
         if len({graph.without_star is None for graph in self.denominators.values()}) != 1:
             raise ConfigError("some denominators have a star and some have none; expected all or none")
         self.num_pdfs = widths.pop()
-        self.leaky_hmm_coefficient = check_factor("leaky_hmm_coefficient", leaky_hmm_coefficient)
-        self.l2_regularize = check_factor("l2_regularize", l2_regularize)
-        self.out_of_range_regularize = check_factor("out_of_range_regularize", out_of_range_regularize)
-        self.xent_regularize = check_factor("xent_regularize", xent_regularize)
+        self.leaky_hmm_coefficient = leaky_hmm_coefficient
+        self.l2_regularize = l2_regularize
+        self.out_of_range_regularize = out_of_range_regularize
+        self.xent_regularize = xent_regularize
         check_budget(memory_budget)
         self.memory_budget = memory_budget
         self.last_record = None
@@ -510,9 +521,10 @@ class SequenceLoss(nn.Module, Generic[Record]):
                     f"{name!r} is no option to adjust of {type(self).__name__}; expected one of "
                     f"{', '.join(self._options_to_adjust)}"
                 )
-        checked = {name: check_factor(name, value) for name, value in options.items()}
-        for name, value in checked.items():
-            setattr(self, name, value)
+        for name, value in options.items():
+            check_factor(name, value)
+        for name, value in options.items():
+            setattr(self, name, float(value))
 
     def extra_repr(self) -> str:
         """Denominators and options, for `repr`."""
@@ -627,7 +639,8 @@ class SequenceLoss(nn.Module, Generic[Record]):
             raise ShapeError(f"weights has shape {list(sequence_weights.shape)}; expected {shape[:1]}")
         check_constant(factors, "frame_weights")
         check_constant(sequence_weights, "weights")
-        if self.xent_regularize and xent_log_probs is None and wants_gradient(nnet_output):
+        is_without_branch = xent_log_probs is None and wants_gradient(nnet_output)
+        if is_without_branch and not torch.compiler.is_compiling() and self.xent_regularize:
             _warn_of_no_branch(self.xent_regularize)
         if views not in (1, 2):
             raise ConfigError(f"views is {views!r}; expected 1 or 2")
@@ -671,13 +684,6 @@ class SequenceLoss(nn.Module, Generic[Record]):
                     f"denominator_of[{n}] = {name!r} ({batch.names[n]}); expected one of {list(index)}"
                 )
         return as_tensor([index[name] for name in names])
-
-
-def check_factor(name: str, value: float) -> float:
-    """A finite number >= 0; for the leaky-HMM coefficient at most 1."""
-    if name == "leaky_hmm_coefficient" and as_number(name, value) > 1.0:
-        raise ConfigError(f"{name} = {value}; expected a number in [0, 1]")
-    return check_finite(name, value, least=0.0)
 
 
 def _xent_objf(terms: Terms, log_probs: Tensor, frame_weights: Tensor) -> Tensor:

@@ -14,10 +14,16 @@ from torch import Tensor, nn
 from fsachain.backends import dispatch
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Grid
-from fsachain.errors import ConfigError, ShapeError, check_finite
+from fsachain.errors import ConfigError, ShapeError, integer
 from fsachain.grid import TOPOLOGIES, GridBatch, RnntType, dense_boxes
 from fsachain.loss import arguments
-from fsachain.loss.autograd import beside, first_only
+from fsachain.loss.autograd import (
+    beside,
+    first_only,
+    is_batched,
+    refuse_watchers,
+)
+from fsachain.loss.registered import is_in_forward_mode, refuse_forward_mode
 from fsachain.loss.rnnt import RnntCall, arc_kinds, arc_scores, rnnt_call
 
 
@@ -58,6 +64,7 @@ def precision_of(like: Tensor) -> Callable[[], AbstractContextManager[None]]:
 
 
 Joiner = Callable[[Tensor, Tensor], Tensor]
+_OUTSIDE = "it outside of fullgraph=True, torch.export, make_fx and torch.func, where rnnt_loss may stand"
 _CHUNK_ENTRIES = 1 << 22  # logits of a chunk where the caller does not say its frames: 16 MB
 
 
@@ -112,14 +119,17 @@ def transducer_loss(
         ShapeError: shapes that do not fit; also the joiner's.
         ConfigError: an option with an illegal value; a joiner that needs `parameters` and has none.
     """
+    refuse_watchers("transducer_loss", _OUTSIDE)
     arguments.check_logits(encoder_out, "encoder_out", "[N, T, D]")
     arguments.check_logits(predictor_out, "predictor_out", "[N, U + 1, E]")
     arguments.check_beside(predictor_out, "predictor_out", encoder_out, "encoder_out")
     arguments.check_topology(rnnt_type)
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
-    if chunk_frames is not None and chunk_frames < 1:
-        raise ConfigError(f"chunk_frames = {chunk_frames}; expected 1 or more, or None")
+    expected = "1 or more, or None"
+    if chunk_frames is not None and integer("chunk_frames", chunk_frames, expected=expected) < 1:
+        raise ConfigError(f"chunk_frames = {chunk_frames}; expected {expected}")
     given = arguments.given(encoder_out, targets, logit_lengths, target_lengths)
+    arguments.check_frames(given, list(encoder_out.shape), list(predictor_out.shape))
     # Backward reads targets and lengths again, of which the caller may have written over his own.
     given = given._replace(targets=arguments.own(given.targets))
     given = given._replace(frames=given.frames.clone(), labels=given.labels.clone())
@@ -128,17 +138,18 @@ def transducer_loss(
         given,
         TOPOLOGIES[rnnt_type],
         [blank, -1],
-        delays=[0.0, check_finite("delay_penalty", delay_penalty)],
-        fastemit=arguments.check_fastemit(fastemit_lambda),
-        clamp=arguments.check_clamp(clamp),
+        delays=[0.0, arguments.check_penalty("delay_penalty", delay_penalty)],
+        fastemit=arguments.check_fastemit("fastemit_lambda", fastemit_lambda),
+        clamp=arguments.check_clamp("clamp", clamp),
         is_constrained=rnnt_type == "constrained",
         backend=backend,
     )
     setting = Setting(
         joiner, call, chunk_frames, dispatch.grid(encoder_out, backend), precision_of(encoder_out)
     )
-    arguments.check_frames(given, list(encoder_out.shape), list(predictor_out.shape))
     used = list(parameters or _parameters(joiner))
+    if is_in_forward_mode():
+        refuse_forward_mode([encoder_out, predictor_out, *used])
     if not used and torch.is_grad_enabled():
         _check_closed(setting, encoder_out, predictor_out)
     log_prob = _Chunks.apply(setting, encoder_out, predictor_out, *used)
@@ -151,13 +162,29 @@ def _parameters(joiner: Joiner) -> list[Tensor]:
 
 
 def _check_closed(setting: Setting, encoder_out: Tensor, predictor_out: Tensor) -> None:
-    """Raise if the joiner depends on tensors that need a gradient and are not known."""
+    """Raise before anything is computed if the joiner, which is no module, depends on tensors that need a gradient."""
     with random_kept(encoder_out):
         logits = _join(setting, encoder_out.detach(), predictor_out.detach(), 0, min(1, encoder_out.shape[1]))
-    if logits.requires_grad:
-        raise ConfigError(
-            "joiner depends on tensors that need a gradient and is not a module; expected them as parameters"
-        )
+    _check_known(logits, [])
+
+
+def _check_known(logits: Tensor, known: Sequence[Tensor]) -> None:
+    """Raise if the joiner's output depends on tensors that need a gradient other than those known."""
+    leaves = {id(tensor) for tensor in known}
+    seen = {(tensor.grad_fn, tensor.output_nr) for tensor in known}
+    nodes = [(logits.grad_fn, 0)] if logits.grad_fn is not None else []
+    while nodes:
+        node, _ = edge = nodes.pop()
+        if edge in seen:
+            continue
+        seen.add(edge)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None and id(leaf) not in leaves:
+            raise ConfigError(
+                f"joiner depends on a tensor of shape {list(leaf.shape)} that needs a gradient and is not one of its "
+                "module's parameters; expected all of them as parameters=[...]"
+            )
+        nodes += [edge for edge in node.next_functions if edge[0] is not None]
 
 
 def _real(values: Tensor, lengths: Tensor) -> Tensor:
@@ -251,23 +278,34 @@ class _Chunks(torch.autograd.Function):
         predictor = _real(predictor_out.detach(), labels + 1)
         scores = _all_scores(setting, encoder, predictor)
         log_prob = _occupancies(setting, scores.values)
-        ctx.setting, ctx.scores, ctx.log_prob = setting, scores, log_prob
-        ctx.save_for_backward(encoder_out, predictor_out, *parameters)
+        ctx.setting, ctx.drawn = setting, (scores.step, scores.state)
+        ctx.save_for_backward(
+            *(encoder_out, predictor_out, *parameters), log_prob, scores.values, *scores.stats
+        )
+        ctx.num_inputs = 2 + len(parameters)
         return log_prob.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        if is_batched(gradient):
+            raise RuntimeError(
+                "transducer_loss has one gradient at a time; expected it outside of is_grads_batched, vectorize and vmap"
+            )
+        saved = ctx.saved_tensors  # which may be made again each time they are read
+        inputs, (log_prob, values, *stats) = saved[: ctx.num_inputs], saved[ctx.num_inputs :]
+        scores = _Scores(values, stats, *ctx.drawn)
         with torch.no_grad():
-            found = _gradients(ctx, gradient)
-        pairs = zip(found, ctx.saved_tensors, strict=True)
+            found = _gradients(ctx.setting, scores, log_prob, inputs, gradient)
+        pairs = zip(found, inputs, strict=True)
         return None, *(None if value is None else first_only(value, like) for value, like in pairs)
 
 
-def _gradients(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
-    """Those of the saved tensors: encoder_out, predictor_out and the parameters, None where none is wanted."""
-    encoder_out, predictor_out, *parameters = ctx.saved_tensors
-    setting, scores = ctx.setting, ctx.scores
-    ok, (frames, labels) = torch.isfinite(ctx.log_prob), _lengths(setting, encoder_out)
+def _gradients(
+    setting: Setting, scores: _Scores, log_prob: Tensor, inputs: Sequence[Tensor], gradient: Tensor
+) -> list[Tensor | None]:
+    """Those of the inputs: encoder_out, predictor_out and the parameters, None where none is wanted."""
+    encoder_out, predictor_out, *parameters = inputs
+    ok, (frames, labels) = torch.isfinite(log_prob), _lengths(setting, encoder_out)
     encoder = _real(encoder_out.detach(), frames * ok).requires_grad_()
     predictor = _real(predictor_out.detach(), (labels + 1) * ok).requires_grad_()
     wanted = [encoder, predictor, *(p for p in parameters if p.requires_grad)]
@@ -279,6 +317,8 @@ def _gradients(ctx: Any, gradient: Tensor) -> list[Tensor | None]:
             last = min(first + scores.step, encoder.shape[1])
             with torch.enable_grad():
                 logits = _join(setting, encoder, predictor, first, last)
+                if not first:
+                    _check_known(logits, wanted)
             given = _chunk_gradient(setting, logits, first, scores, index, weights)
             parts = torch.autograd.grad(logits, wanted, given, allow_unused=True)
             for total, part in zip(totals, parts, strict=True):

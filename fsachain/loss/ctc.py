@@ -29,6 +29,8 @@ from fsachain.loss.arguments import (
     REDUCTIONS,
     NormalizationWarning,
     check_choice,
+    check_penalty,
+    is_set,
     most_off,
     reduce_on_host,
     room_for_loss,
@@ -40,6 +42,7 @@ from fsachain.loss.autograd import (
     beside,
     check_constant,
     new_buffer,
+    refuse_jit_trace,
     scale_rows,
     wants_gradient,
 )
@@ -186,7 +189,7 @@ def _ctc_gradient(
     return {"scores": scale_rows(gradient.transpose(0, 1), factor, scores, is_last).transpose(0, 1)}
 
 
-ctc = Operator(_ctc, _fake_ctc, _ctc_gradient)
+ctc = Operator(_ctc, _fake_ctc, _ctc_gradient, by={"scores": "with_gradient"})
 
 
 def _forgiving(call: CtcCall, problem: CtcProblem) -> CtcLosses:
@@ -453,11 +456,12 @@ def ctc_loss(
     star, most_left_out = "mean", 0
     if forgive is not None:
         check_forgiveness(forgive)
-        if delay_penalty:
+        if is_set(delay_penalty):
             raise ConfigError(f"delay_penalty = {delay_penalty} with forgive; expected 0")
         penalties = [forgive.substitution, forgive.insertion, forgive.deletion]
         star, most_left_out = forgive.star, forgive.most_left_out
-    given = scores, labels, frames, counts, priors, blank, inputs, topology, delay_penalty, unnormalized
+    delay = check_penalty("delay_penalty", delay_penalty)
+    given = scores, labels, frames, counts, priors, blank, inputs, topology, delay, unnormalized
     rest = joined, backend, reduction, zero_infinity, wants_gradient(scores), memory_budget
     loss: Tensor = ctc(CtcCall(*given, *rest, penalties, star, most_left_out)).loss
     return loss[0] if reduction == "none" and log_probs.ndim == 2 else loss
@@ -521,6 +525,7 @@ class CTCLoss(nn.Module):
 
 def _check_scores(log_probs: Tensor, inputs: str, reduction: str, unnormalized: str) -> Tensor:
     """The scores as [T, N, C]."""
+    refuse_jit_trace()
     check_choice(inputs, "inputs", ("log_probs", "logits"))
     check_choice(reduction, "reduction", REDUCTIONS)
     check_choice(unnormalized, "unnormalized", ("warn", "error", "ignore"))

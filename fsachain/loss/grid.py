@@ -56,7 +56,7 @@ def _grid_gradient(factor: Tensor, occupancy: Tensor, scores: Tensor) -> dict[st
     return {"scores": scale_rows(occupancy, factor, scores)}
 
 
-grid = Operator(_grid, _fake_grid, _grid_gradient)
+grid = Operator(_grid, _fake_grid, _grid_gradient, by={"scores": "with_occupancy"})
 
 
 def _mutual_information(
@@ -121,7 +121,10 @@ def _mutual_information_gradient(
     return {"px": scale_rows(of_px, factor, px), "py": scale_rows(of_py, factor, py)}
 
 
-mutual_information = Operator(_mutual_information, _fake_mutual_information, _mutual_information_gradient)
+mutual_information = Operator(
+    *(_mutual_information, _fake_mutual_information, _mutual_information_gradient),
+    by={"px": "with_occupancy", "py": "with_occupancy"},
+)
 
 
 def check_arcs(px: Tensor, py: Tensor, suffix: str = "") -> tuple[int, int, int, bool]:

@@ -32,6 +32,7 @@ from fsachain.loss.base import (
     finished_gradient,
     placed_numbers,
 )
+from fsachain.loss.registered import number_option
 
 _EXCESS = 1e-3  # nats per frame above 0 that no rounding makes
 _LOOKS_EVERY = 16  # calls: one alone of a short sequence would take 1 % longer if each were looked at
@@ -234,7 +235,9 @@ def _boost(
     return dispatch.bind(numerators, buffer, call.lengths, memory_budget=call.memory_budget), buffer, found
 
 
-lfmmi = Operator(_lfmmi, fake_terms, finished_gradient, needs=GradientCall._fields[:-2])
+lfmmi = Operator(
+    *(_lfmmi, fake_terms, finished_gradient, GradientCall._fields[:-2]), by={"nnet_output": "with_gradient"}
+)
 
 
 class LFMMILoss(SequenceLoss[LFMMIRecord]):
@@ -264,6 +267,9 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
         consistency, memory_budget: the options; `adjust` changes all but the last.
     """
 
+    denominator_scale = number_option("denominator_scale", check_factor)
+    boost = number_option("boost", check_factor)
+    consistency = number_option("consistency", check_factor)
     _operator = lfmmi
     _options_to_adjust = (*SequenceLoss._options_to_adjust, "denominator_scale", "boost", "consistency")
 
@@ -307,9 +313,9 @@ class LFMMILoss(SequenceLoss[LFMMIRecord]):
             xent_regularize=xent_regularize,
             memory_budget=memory_budget,
         )
-        self.denominator_scale = check_factor("denominator_scale", denominator_scale)
-        self.boost = check_factor("boost", boost)
-        self.consistency = check_factor("consistency", consistency)
+        self.denominator_scale = denominator_scale
+        self.boost = boost
+        self.consistency = consistency
 
     @torch.no_grad()
     def with_star(

@@ -115,7 +115,8 @@ def _expected_accuracy_gradient(
 
 
 expected_accuracy_operator = Operator(
-    _expected_accuracy, _fake_expected_accuracy, _expected_accuracy_gradient
+    *(_expected_accuracy, _fake_expected_accuracy, _expected_accuracy_gradient),
+    by={"scores": "with_gradient", "accuracy": "with_occupancy"},
 )
 
 
@@ -150,7 +151,7 @@ def _mbr(given: SequenceCall) -> Terms:
     return finish(given, call, found, (gradient, numerator))
 
 
-mbr = Operator(_mbr, fake_terms, terms_gradient)
+mbr = Operator(_mbr, fake_terms, terms_gradient, by={"nnet_output": "with_gradient"})
 
 
 class MBRLoss(SequenceLoss[MBRRecord]):

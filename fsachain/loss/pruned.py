@@ -18,7 +18,7 @@ from fsachain.backends import arrays
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.cuda import grid as cuda_grid
 from fsachain.backends.dispatch import BackendName
-from fsachain.errors import ConfigError, ShapeError, check_finite, integer
+from fsachain.errors import ConfigError, ShapeError, integer
 from fsachain.grid import TOPOLOGIES, RnntType
 from fsachain.loss import arguments
 from fsachain.loss.arguments import (
@@ -202,7 +202,10 @@ def _scores_gradient(factor: Tensor, **kept: Any) -> dict[str, Tensor | None]:
     return {"am": found.am, "lm": found.lm}
 
 
-pair_scores = Operator(_pair_scores, _fake_scores, _scores_gradient, needs=PairGradientCall._fields[:-1])
+pair_scores = Operator(
+    *(_pair_scores, _fake_scores, _scores_gradient, PairGradientCall._fields[:-1]),
+    by={"am": None, "lm": None},
+)
 
 
 Pair = tuple[Tensor, Tensor]
@@ -281,7 +284,7 @@ def check_simple(
         termination,
         beside(spans[:, 2:], am),
         rnnt_type,
-        check_finite("delay_penalty", delay_penalty),
+        arguments.check_penalty("delay_penalty", delay_penalty),
     )
 
 
@@ -456,7 +459,7 @@ def rnnt_loss_pruned(
         spans[:, [1, 0]],
         arguments.integers_there(ranges, "ranges", logits.device),
     )
-    delay = check_finite("delay_penalty", delay_penalty)
+    delay = arguments.check_penalty("delay_penalty", delay_penalty)
     call = rnnt_call(
         logits,
         given,

@@ -19,14 +19,15 @@ from fsachain.backends import arrays, dispatch
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Grid, Placed
-from fsachain.errors import ConfigError, ShapeError, brief, check_finite, warn_once
+from fsachain.errors import ConfigError, ShapeError, brief, warn_once
 from fsachain.fsa import Ints
 from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, num_cells
 from fsachain.loss import arguments
 from fsachain.loss.arguments import Given, make_rows, place_rows, row_kinds
-from fsachain.loss.autograd import Operator, as_tensor, scale_rows, wants_gradient
+from fsachain.loss.autograd import Operator, as_tensor, may_be_written, scale_rows, wants_gradient
 from fsachain.loss.grid import grid, score_batch
+from fsachain.loss.registered import number_option
 
 # `rnnt` computes losses and keeps occupancies of arcs, which are small; its backward makes the gradient from them, in one
 # pass that reads the logits and writes the gradient once, the incoming gradient included. Of few logits `rnnt_at_once` makes
@@ -263,13 +264,17 @@ def _rnnt_backward(
 ) -> dict[str, Tensor | None]:
     share = arguments.share_of(reduction, sequences.shape[0])
     call = GradientCall(**kept, sequences=sequences, factors=factor * share if share != 1.0 else factor)
-    if not inplace:
+    if not inplace or not may_be_written(factor):
         return {"logits": (_rnnt_gradient if is_last else rnnt_gradient)(call)}
     rnnt_gradient_inplace(call)
     return {"logits": call.logits.detach()}
 
 
-rnnt = Operator(_rnnt, _fake_rnnt, _rnnt_backward, needs=GradientCall._fields[:-1])
+rnnt = Operator(
+    *(_rnnt, _fake_rnnt, _rnnt_backward, GradientCall._fields[:-1]),
+    by={"logits": "with_gradient"},
+    apart={"inplace": False},  # slices share memory, and what one writes the next would read
+)
 
 
 class LossAndGradient(NamedTuple):
@@ -300,7 +305,7 @@ def _scaled(factor: Tensor, gradient: Tensor, logits: Tensor, is_last: bool) -> 
     return {"logits": scale_rows(gradient, factor, logits, is_last)}
 
 
-rnnt_at_once = Operator(_rnnt_at_once, _fake_at_once, _scaled)
+rnnt_at_once = Operator(_rnnt_at_once, _fake_at_once, _scaled, by={"logits": None})
 
 
 def rnnt_losses(call: RnntCall) -> Tensor:
@@ -318,10 +323,12 @@ def is_short(call: RnntCall) -> bool:
     The gradient of so few logits may wait for `backward`, and be multiplied there. Options that come in between are left
     out, and compilers, for which the number of logits is to be any.
     """
+    if torch.compiler.is_compiling():
+        return False
     logits, between = call.logits, call.is_constrained or call.fastemit or call.forgive or call.inplace
     if between or not call.with_gradient or logits.ndim != 4 or call.starts.numel():
         return False
-    if call.backend not in ("auto", "cpu") or torch.compiler.is_compiling():
+    if call.backend not in ("auto", "cpu"):
         return False
     if arrays.home_of(logits) != "cpu":
         return False
@@ -414,7 +421,8 @@ def rnnt_loss(
     weights: list[float] = []
     if forgive is not None:
         check_forgiveness(forgive)
-        if rnnt_type != "regular" or not fused_log_softmax or fastemit_lambda or delay_penalty:
+        has_penalties = arguments.is_set(fastemit_lambda) or arguments.is_set(delay_penalty)
+        if rnnt_type != "regular" or not fused_log_softmax or has_penalties:
             raise ConfigError(
                 f"forgive with rnnt_type = {rnnt_type!r}, fused_log_softmax = {fused_log_softmax}, fastemit_lambda = "
                 f"{fastemit_lambda}, delay_penalty = {delay_penalty}; expected 'regular', True, 0 and 0"
@@ -427,9 +435,9 @@ def rnnt_loss(
         given,
         TOPOLOGIES[rnnt_type],
         [blank, -1],
-        delays=[0.0, check_finite("delay_penalty", delay_penalty)],
-        fastemit=arguments.check_fastemit(fastemit_lambda),
-        clamp=arguments.check_clamp(clamp),
+        delays=[0.0, arguments.check_penalty("delay_penalty", delay_penalty)],
+        fastemit=arguments.check_fastemit("fastemit_lambda", fastemit_lambda),
+        clamp=arguments.check_clamp("clamp", clamp),
         is_constrained=rnnt_type == "constrained",
         is_normalized=not fused_log_softmax,
         forgive=weights,
@@ -452,6 +460,10 @@ class RNNTLoss(nn.Module):
             zero_infinity: the options, as for `rnnt_loss`; read at each call.
     """
 
+    clamp = number_option("clamp", arguments.check_clamp)
+    fastemit_lambda = number_option("fastemit_lambda", arguments.check_fastemit)
+    delay_penalty = number_option("delay_penalty", arguments.check_penalty)
+
     def __init__(
         self,
         blank: int = -1,
@@ -469,9 +481,6 @@ class RNNTLoss(nn.Module):
         super().__init__()
         arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
         arguments.check_topology(rnnt_type)
-        arguments.check_clamp(clamp)
-        arguments.check_fastemit(fastemit_lambda)
-        check_finite("delay_penalty", delay_penalty)
         given = locals()
         for name in _OPTIONS:
             setattr(self, name, given[name])

@@ -32,8 +32,8 @@ class TotalCall(NamedTuple):
 
     arc_log_probs: arc weights as one vector [A], of a shared graph, or of the sequences one after another; empty: the
     graphs' own. arc_counts: int64, the arcs of each graph, one entry for a shared graph. rows: of the sums over frames of
-    gamma: N for a shared graph; one for graphs of their own; 0 where these sums are not wanted. memory_budget: for
-    occupancies, not for the sums of gamma.
+    gamma: N for a shared graph; one for graphs of their own. memory_budget: for occupancies, not for the sums of gamma.
+    with_occupancy, with_arcs: whether occupancies and these sums are wanted.
     """
 
     scores: Tensor
@@ -46,6 +46,7 @@ class TotalCall(NamedTuple):
     memory_budget: float | None
     rows: int
     with_occupancy: bool
+    with_arcs: bool
 
 
 class LogProb(NamedTuple):
@@ -69,6 +70,10 @@ def _new_lists(given: TotalCall) -> Tensor:
     return given.scores.new_empty(shape, dtype=torch.int32)
 
 
+def _shape_of_arcs(given: TotalCall) -> tuple[int, int]:
+    return given.rows if given.with_arcs else 0, given.arc_log_probs.shape[0]
+
+
 def _log_prob(given: TotalCall) -> LogProb:
     scores, weights, leaky = given.scores, given.arc_log_probs, given.leaky
     is_weighted = weights.numel() > 0
@@ -79,12 +84,12 @@ def _log_prob(given: TotalCall) -> LogProb:
     used = _with_arc_log_probs(batch, weights) if is_weighted else batch
     call = dispatch.bind(used, scores, given.lengths, given.backend, given.memory_budget, on_host=is_weighted)
     check_leak(batch, leaky)
-    lists, arcs = _new_lists(given), scores.new_zeros((given.rows, len(weights)), dtype=torch.float64)
+    lists, arcs = _new_lists(given), scores.new_zeros(_shape_of_arcs(given), dtype=torch.float64)
     if not given.with_occupancy:
         found, out = call.log_probs(used, leaky), new_buffer(scores, False)
     else:
         found, out = call.occupancy(used, leaky, None, scores, lists if len(lists) else None)
-    if given.rows and is_weighted:
+    if given.with_arcs and is_weighted:
         own = list(arcs) if batch.is_shared else torch.split(arcs[0], given.arc_counts.tolist())
         counts = [row.numpy() for row in own]
         call.backend.arcs.add_arc_occupancy(used, call.scores, call.lengths, leaky, counts)
@@ -103,7 +108,7 @@ def _with_arc_log_probs(batch: TableBatch, arc_log_probs: Tensor) -> TableBatch:
 def _fake_log_prob(given: TotalCall) -> LogProb:
     scores = given.scores
     values = scores.new_empty(scores.shape[0], dtype=torch.float64)
-    arcs = scores.new_empty((given.rows, given.arc_log_probs.shape[0]), dtype=torch.float64)
+    arcs = scores.new_empty(_shape_of_arcs(given), dtype=torch.float64)
     return LogProb(values, new_buffer(scores, given.with_occupancy), _new_lists(given), arcs)
 
 
@@ -135,7 +140,10 @@ def _log_prob_gradient(
     }
 
 
-log_prob = Operator(_log_prob, _fake_log_prob, _log_prob_gradient)
+log_prob = Operator(
+    *(_log_prob, _fake_log_prob, _log_prob_gradient),
+    by={"scores": "with_occupancy", "arc_log_probs": "with_arcs"},
+)
 
 
 def total_log_prob(
@@ -181,8 +189,9 @@ def total_log_prob(
         num_arcs = [table.num_arcs for table in batch.tables]
         _check_weights(arc_log_probs, sum(num_arcs), scores)
         weights, counts = arc_log_probs, as_tensor(num_arcs)
-        rows = (batch.size if batch.is_shared else 1) if wants_gradient(weights) else 0
-    options = leaky_hmm_coefficient, backend, memory_budget, rows, wants_gradient(scores)
+        rows = batch.size if batch.is_shared else 1
+    wanted = wants_gradient(scores), wants_gradient(weights)
+    options = leaky_hmm_coefficient, backend, memory_budget, rows, *wanted
     key = torch.from_numpy(batch.key)
     found: Tensor = log_prob(TotalCall(scores, weights, frames, key, counts, *options)).log_prob
     return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsachain.backends.dispatch import BackendName
-from fsachain.errors import ConfigError, check_finite, integer
+from fsachain.errors import ConfigError, integer
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import arguments
 from fsachain.loss.rnnt import RnntCall, TransducerLattice, lattice_of, rnnt_call, rnnt_losses
@@ -23,7 +23,8 @@ _Given = tuple[Tensor, Any, Any, Any]  # logits, targets and the lengths of both
 
 def _loss(call: RnntCall, reduction: str, clamp: float, fastemit_lambda: float, inplace: bool) -> Tensor:
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
-    fastemit, limit = arguments.check_fastemit(fastemit_lambda), arguments.check_clamp(clamp)
+    fastemit = arguments.check_fastemit("fastemit_lambda", fastemit_lambda)
+    limit = arguments.check_clamp("clamp", clamp)
     return rnnt_losses(call._replace(fastemit=fastemit, clamp=limit, inplace=inplace, reduction=reduction))
 
 
@@ -107,7 +108,7 @@ def _tdt(
     kinds = [(GridArc(frames, 0, 0), blank, entry) for entry, frames in times if frames > 0]
     kinds += [(GridArc(frames, 1, 1), -1, entry) for entry, frames in times]
     arcs, classes, entries = zip(*kinds, strict=True)
-    lists, sigma = (list(classes), list(entries), [width, -1]), check_finite("sigma", sigma)
+    lists, sigma = (list(classes), list(entries), [width, -1]), arguments.check_penalty("sigma", sigma)
     return rnnt_call(logits, arguments.given(*given), arcs, *lists, sigma=sigma, backend=backend)
 
 
@@ -209,7 +210,7 @@ def multi_blank_loss(
     classes = [blank, -1, *own]
     arcs = *REGULAR, *(BLANK._replace(frames=count) for count in frames)
     given = arguments.given(logits, targets, logit_lengths, target_lengths)
-    sigma = check_finite("sigma", sigma)
+    sigma = arguments.check_penalty("sigma", sigma)
     call = rnnt_call(logits, given, arcs, classes, sigma=sigma, backend=backend)
     return _loss(call, reduction, clamp, fastemit_lambda, inplace)
 

@@ -78,7 +78,8 @@ def test_the_operator_keeps_its_promises_to_torch():
     arguments = scores, TARGETS, *lengths, torch.empty(0), *options
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     with pretended():
-        torch.library.opcheck(ctc.op, arguments, test_utils=tests)
+        registered = ctc.registered
+        torch.library.opcheck(registered.op, tuple(registered.arguments(arguments)), test_utils=tests)
 
 
 @pytest.mark.parametrize("forgive", [None, Forgiveness(1.0, 0.5, 0.7)])

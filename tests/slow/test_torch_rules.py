@@ -41,7 +41,8 @@ def test_operators_keep_the_rules_of_torch(name, dtype, wants, monkeypatch):
     monkeypatch.undo()
     assert calls
     for operator, inputs in calls:
-        torch.library.opcheck(operator.op, tuple(inputs))
+        registered = operator.registered
+        torch.library.opcheck(registered.op, tuple(registered.arguments(inputs)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
