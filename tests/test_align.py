@@ -237,7 +237,61 @@ def test_what_is_in_no_word_is_shifted_half_as_far_from_the_sound_before_it(mode
     expected = BoundaryModel.fit(all_words, RATE).shifts
     assert expected[:, model.phones.index("SIL")].any()
     expected[:, model.phones.index("SIL")] *= 0.5
-    np.testing.assert_array_equal(model.shifts, expected)
+    np.testing.assert_allclose(model.shifts, expected, atol=1e-9)
+
+
+def with_pause_in_words(seed):
+    """Tones with a pause between two words that the alignment gives to the words, and silent ends that it gives to them."""
+    labels = ["SIL", "a", "b", "SIL", "a", "b", "SIL"]
+    samples, edges, _ = spoken(labels, seed)
+    heard = ["a", "b", "a", "b"]
+    middle = 0.5 * (edges[3] + edges[4])
+    wrong = [0.0, edges[2], middle, edges[5], edges[-1]]
+    return samples, edges, alignment(f"u{seed}", heard, np.round(wrong, 6))
+
+
+def test_a_pause_that_words_reach_into_is_found_between_them_and_at_the_ends(model):
+    """Words begin and end up to 0.4 s off, further than a boundary between two phones may move."""
+    before, after = [], []
+    for seed in range(5000, 5010):
+        samples, edges, wrong = with_pause_in_words(seed)
+        found = model.refine([samples], wrong)
+        assert [phone.label for phone in found.phones] == ["SIL", "a", "b", "SIL", "a", "b", "SIL"]
+        assert [word.label for word in found.words] == ["aa", "bb", "aa", "bb"]
+        ends = [phone.start + phone.duration for phone in found.phones]
+        np.testing.assert_allclose(ends[:-1], [phone.start for phone in found.phones[1:]], atol=1e-5)
+        assert found.phones[0].start == 0.0 and ends[-1] == pytest.approx(wrong.seconds)
+        true = edges[[1, 2, 4, 5]], edges[[2, 3, 5, 6]]
+        for off, words in ((before, wrong.words), (after, found.words)):
+            off += [word.start - start for word, start in zip(words, true[0], strict=True)]
+            off += [word.start + word.duration - end for word, end in zip(words, true[1], strict=True)]
+    assert np.abs(before).max() > 0.15 and np.abs(before).mean() > 0.08
+    assert np.abs(after).max() < 0.05 and np.abs(after).mean() < 0.01
+
+
+def test_a_pause_that_nobody_made_is_no_part_of_the_refined_alignment(model):
+    for seed in range(6000, 6010):
+        samples, edges, _ = spoken(["SIL", "a", "b", "a", "SIL"], seed)
+        heard = ["SIL", "a", "SIL", "b", "a", "SIL"]
+        times = [*edges[:2], edges[2] - 0.03, edges[2] + 0.03, *edges[3:]]
+        found = model.refine([samples], alignment("u", heard, np.round(times, 6)))
+        assert [phone.label for phone in found.phones] == ["SIL", "a", "b", "a", "SIL"]
+        assert found.words[0].start + found.words[0].duration == pytest.approx(found.words[1].start, abs=1e-5)
+        assert abs(found.words[1].start - edges[2]) < 0.02
+
+
+def test_a_file_of_an_earlier_version_has_no_silence_and_adds_no_pause(model, tmp_path):
+    model.save(tmp_path / "b.npz")
+    whole = dict(np.load(tmp_path / "b.npz"))
+    np.savez(tmp_path / "earlier.npz", **{name: whole[name] for name in whole if name != "silence"})
+    earlier = BoundaryModel.load(tmp_path / "earlier.npz")
+    assert earlier.silence == "" and model.silence == "SIL"
+    samples, _, wrong = with_pause_in_words(5000)
+    assert [phone.label for phone in earlier.refine([samples], wrong).phones] == ["a", "b", "a", "b"]
+    np.savez(tmp_path / "other.npz", **whole | {"silence": np.array("zz")})
+    refuses(
+        DataError, "silence is 'zz'; expected one of its 3 phones", BoundaryModel.load, tmp_path / "other.npz"
+    )
 
 
 def test_a_model_is_kept_in_a_file_and_damaged_ones_are_refused(model, tmp_path):

@@ -139,14 +139,14 @@ def test_text_and_recording_that_do_not_fit_are_named():
 SAID = {"SIL": "SIL", "yes": "y e s", "no": "n o", "oh": "o", "em": "e m", "hum": "m s m s", "drone": "o"}
 
 
-def heard(said, text, tolerance, lexicon=LEXICON, longest=math.inf):
+def heard(said, text, tolerance, lexicon=LEXICON, longest=math.inf, shortest=1):
     """The alignment of `text` with scores that spell `said`, eight frames a phone, a hundred a drone."""
     tree = ContextTree.monophone(lexicon.phones, Topology.chain())
     phones = [(phone, 99 if word == "drone" else 7) for word in said for phone in SAID[word].split()]
     pdfs = [
         tree.pdf(lexicon.phone_id(phone), frame) for phone, loops in phones for frame in (0, *[1] * loops)
     ]
-    numerator = alignment_numerator(text, lexicon, tree, tolerance)
+    numerator = alignment_numerator(text, lexicon, tree, tolerance, shortest_other=shortest)
     aligner = LongAligner(numerator, tree.num_pdfs, window=160, lookahead=120, longest=longest)
     aligner.accept(scores_along(pdfs, tree.num_pdfs, -5.0))
     return aligner.alignment(lexicon.phones, FrameTiming(1, 0, 1 / 4))
@@ -208,6 +208,36 @@ def test_no_phone_or_unknown_word_lasts_as_long_as_noise_does():
             assert [word[:2] for word in times(found.words) if word[0] != "humm"] == expected
             assert all(word.duration <= 24 / 4 for word in found.words)
     assert times(heard(said, ["yes", "no", "yes"], loose).words)[1] == ("no", 6, 35)
+
+
+@pytest.mark.parametrize("kind", ["monophone", "biphone", "ctc", "three states"])
+@given(seed=st.integers(0, 999), shortest=st.integers(1, 6))
+def test_something_else_lasts_as_long_as_it_has_to_whatever_the_scores(kind, seed, shortest):
+    three = ContextTree.monophone(LEXICON.phones, Topology.left_to_right(3))
+    tree = three if kind == "three states" else tree_of(kind)
+    tolerance = Tolerance(skip=2.0, replace=1.0, other=0.3)
+    numerator = alignment_numerator(["no", "yes", "no"], LEXICON, tree, tolerance, shortest_other=shortest)
+    scores = np.random.default_rng(seed).normal(size=(40, tree.num_pdfs))
+    best = scores.max(axis=1, keepdims=True)
+    path = best_path([numerator], np.concatenate([scores, best, best], axis=1)[None])
+    is_other = numerator.fsa.pdf[path.arcs[0]] == tree.num_pdfs
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], is_other, [0]])))
+    assert not len(edges) or np.diff(edges)[::2].min() >= shortest
+    # The filler is no phone, and what stands around it is not one stretch with it.
+    segments = numerator.phone_segments(path.arcs[0])
+    assert all((segment.phone < 0) == is_other[segment.first_frame] for segment in segments)
+
+
+def test_what_is_shorter_than_something_else_may_be_belongs_to_its_neighbours():
+    said = ["yes", "hum", "oh"]
+    found = heard(said, ["yes", "oh"], Tolerance(), shortest=32)
+    assert times(found.words) == [("yes", 0, 6), ("oh", 14, 16)] and times(found.other) == [
+        ("<other>", 6, 14)
+    ]
+    found = heard(said, ["yes", "oh"], Tolerance(), shortest=36)
+    assert found.other[0].duration >= 36 / 4
+    found = heard(["yes", "oh"], ["yes", "oh"], Tolerance(), shortest=5)
+    assert not found.other and not found.skipped
 
 
 def test_another_word_may_stand_in_a_place_that_may_not_be_skipped():

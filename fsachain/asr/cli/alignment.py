@@ -37,6 +37,7 @@ from fsachain.asr.data.kaldi_dir import DataDir
 from fsachain.asr.data.utterance import Fault, Utterance
 from fsachain.asr.decode.align import (
     LONGEST_PHONE,
+    SHORTEST_OTHER,
     STRICT,
     Alignment,
     LongAligner,
@@ -248,8 +249,11 @@ class Aligner:
 def _aligner(
     model: AcousticModel, lang: Lang, words: Sequence[str], tolerance: Tolerance, name: str, **frames: int
 ) -> LongAligner:
-    numerator = alignment_numerator(words, lang.lexicon, lang.tree, tolerance, name=name)
     filled, seconds = tolerance.other < math.inf, model.timing.frame_seconds
+    shortest = math.ceil(SHORTEST_OTHER / seconds - 1e-6)
+    numerator = alignment_numerator(
+        words, lang.lexicon, lang.tree, tolerance, shortest_other=shortest, name=name
+    )
     longest = LONGEST_PHONE / seconds if filled else math.inf
     return LongAligner(numerator, lang.tree.num_pdfs, longest=longest, name=name, **frames)
 

@@ -5,6 +5,9 @@ A network sees half a second around each frame, so its phones may lie anywhere n
 Gaussian of cepstra of 15 ms, 5 ms apart, learned from the alignments themselves by expectation and maximisation. Boundaries
 are expected times, (7) summed over frames, on the chain of the alignment's states; phones and their order stay.
 
+Words often reach into the silence next to them, in a network's alignment. So a pause may stand between any two words and
+at the ends, whether or not the network heard one, and each that it heard may be absent.
+
 Where one phone's states end and the other's begin, likelihood says only in part: it is the same if a state at the border of
 two phones belongs to one of them or the other, as long as they stand side by side. So the boundaries of each pair of phones
 are then shifted together, to where the cepstra change most in the mean over all places where the pair stands.
@@ -24,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.asr.data.features import FeatureConfig, compute_features
-from fsachain.asr.decode.align import OTHER, TIERS, Alignment
+from fsachain.asr.decode.align import OTHER, Alignment
 from fsachain.asr.decode.ctm import CtmEntry, by_utterance
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
@@ -34,9 +37,13 @@ from fsachain.fsa import Floats, Fsa
 from fsachain.table import TransitionTable, compile_table
 
 Samples = npt.NDArray[np.float32]
+Numbers = npt.NDArray[np.int64]
 SHIFT, WINDOW = 0.005, 0.015  # seconds
 STATES = 4  # of a phone
-REACH = 0.1  # seconds that a boundary may move
+REACH = 0.1  # seconds that a boundary of two phones may move
+PAUSE_REACH = 0.5  # seconds that the edge of a pause may move
+PAUSE_COST = 5.0  # nats of each pause; with 0 more closures of stops pass for one
+SHORTEST_PAUSE = 0.05  # seconds; what is shorter is a part of the words around it
 ITERATIONS = 6
 SPAN = 3  # steps before and after a time, whose cepstra are compared
 FURTHEST = 5  # steps that the boundaries of a pair are shifted at most
@@ -116,6 +123,7 @@ class BoundaryModel:
         sample_rate: Hz, of the samples that it was learned from.
         means, precisions, log_dets: [P, S, D], [P, S, D, D], and [P, S], the log-determinants of the precisions.
         shifts: [P, P] seconds, of the boundaries between a phone and the next.
+        silence: which of the phones may stand, or not, between words; "" for none, as in files of earlier versions.
     """
 
     phones: tuple[str, ...]
@@ -124,6 +132,7 @@ class BoundaryModel:
     precisions: Floats
     log_dets: Floats
     shifts: Floats
+    silence: str = ""
 
     __repr__ = brief
 
@@ -139,18 +148,21 @@ class BoundaryModel:
         `progress` is called with (iterations done, iterations in all). DataError: less than a minute, from which times get
         worse: few phones have been heard in few places.
         """
-        pieces, quiet, seconds = list[_Piece](), set[str](), 0.0
+        unnamed, quiet, seconds = list[_Piece](), dict[str, float](), 0.0
         for blocks, alignment in spoken:
-            quiet |= _outside_words(alignment)
-            for piece in _pieces(blocks, sample_rate, alignment) if alignment.ok else ():
+            for label, length in _outside_words(alignment).items():
+                quiet[label] = quiet.get(label, 0.0) + length
+            for piece in _pieces(blocks, sample_rate, _segments(alignment)) if alignment.ok else ():
                 if seconds > MOST_SECONDS:
                     break
-                pieces.append(piece)
+                unnamed.append(piece)
                 seconds += piece.edges[-1]
         if seconds < LEAST_SECONDS:
             raise DataError(
                 f"{seconds:.1f} s of aligned speech to learn boundaries from; expected at least {LEAST_SECONDS:g}"
             )
+        silence = max(quiet.keys() - {OTHER}, key=lambda label: quiet[label], default="")
+        pieces = [piece._replace(segments=piece.segments.named(silence)) for piece in unnamed]
         names = sorted({label for piece in pieces for label in piece.labels})
 
         def learned(model: BoundaryModel | None) -> BoundaryModel:
@@ -162,7 +174,9 @@ class BoundaryModel:
                     sums.add(piece.features, chain, _even(len(piece.features), piece.edges))
                 elif (occupancy := model._occupancy(piece)) is not None:
                     sums.add(piece.features, chain, occupancy)
-            return cls(tuple(names), sample_rate, *sums.gaussians(), np.zeros((len(names), len(names))))
+            return cls(
+                tuple(names), sample_rate, *sums.gaussians(), np.zeros((len(names), len(names))), silence
+            )
 
         model = learned(None)
         for iteration in range(ITERATIONS):
@@ -171,7 +185,7 @@ class BoundaryModel:
         progress(1 + ITERATIONS, 1 + ITERATIONS)
         shifts = model._greatest_changes(pieces)
         # A sound that dies away in silence changes most before its end, which is found half way.
-        shifts[:, [names.index(label) for label in quiet.intersection(names)]] *= 0.5
+        shifts[:, [names.index(label) for label in quiet.keys() & {*names}]] *= 0.5
         return replace(model, shifts=shifts)
 
     def _greatest_changes(self, pieces: Iterable[_Piece]) -> Floats:
@@ -179,9 +193,10 @@ class BoundaryModel:
         size, steps = len(self.phones), np.arange(-FURTHEST, FURTHEST + 1)
         sums, count = np.zeros((size, size, len(steps))), np.zeros((size, size))
         for piece in pieces:
-            edges = self._moved(piece)
-            if edges is not None:
-                chain = np.array([self.phones.index(label) for label in piece.labels])
+            found = self._moved(piece)
+            if found is not None:
+                there, edges = found
+                chain = np.array([self.phones.index(piece.labels[place]) for place in there])
                 times = edges[1:-1, None] / SHIFT + steps
                 change = _change(piece.features)
                 np.add.at(sums, (chain[:-1], chain[1:]), np.interp(times, np.arange(len(change)), change))
@@ -201,24 +216,14 @@ class BoundaryModel:
         """
         if not alignment.phones:
             return alignment
-        old, new = list[float](), list[float]()
-        for piece in _pieces(blocks, self.sample_rate, alignment):
+        segments = _segments(alignment).named(self.silence)
+        moved = _Moved(segments)
+        for piece in _pieces(blocks, self.sample_rate, segments):
             for part in self._heard(piece):
-                edges = self._moved(part)
-                if edges is not None:
-                    old += (part.start + part.edges).tolist()
-                    new += (part.start + edges).tolist()
-        if not old:
-            return alignment
-        moved, shift = dict(zip(map(_key, old), new, strict=True)), np.subtract(new, old)
-
-        def at_new(entry: CtmEntry) -> CtmEntry:
-            times = entry.start, entry.start + entry.duration
-            start, end = (moved.get(_key(t), t + float(np.interp(t, old, shift))) for t in times)
-            return entry._replace(start=round(start, 6), duration=round(end - start, 6))
-
-        tiers: Any = {name: tuple(map(at_new, getattr(alignment, name))) for name in TIERS}
-        return replace(alignment, **tiers)
+                found = self._moved(part)
+                if found is not None:
+                    moved.take(part, *found)
+        return moved.alignment(alignment) if moved.any else alignment
 
     def _heard(self, piece: _Piece) -> Iterator[_Piece]:
         """The stretches of the piece that hold nothing but phones of the model."""
@@ -228,55 +233,72 @@ class BoundaryModel:
             if known and end > first + 1:
                 begin, stop = np.rint(piece.edges[[first, end]] / SHIFT).astype(int).tolist()
                 frames = piece.features[begin : None if end == len(piece.labels) else stop]
-                edges = piece.edges[first : end + 1] - begin * SHIFT
-                yield _Piece(piece.start + begin * SHIFT, piece.labels[first:end], edges, frames)
+                own = piece.segments.part(first, end, begin * SHIFT)
+                yield _Piece(piece.start + begin * SHIFT, piece.number + first, own, frames)
 
-    def _moved(self, piece: _Piece) -> Floats | None:
-        """New edges [K + 1] of the piece, or None as `_occupancy`."""
+    def _moved(self, piece: _Piece) -> tuple[Numbers, Floats] | None:
+        """Which segments of the piece are there, in order, and their new edges, one more; None as `_occupancy`."""
         occupancy = self._occupancy(piece)
         if occupancy is None:
             return None
-        ends = SHIFT * np.cumsum(occupancy.sum(axis=0).reshape(len(piece.labels), STATES).sum(axis=1))
-        edges = np.concatenate([piece.edges[:1], ends[:-1], piece.edges[-1:]])
-        chain = [self.phones.index(label) for label in piece.labels]
+        lengths = SHIFT * occupancy.sum(axis=0).reshape(len(piece.labels), STATES).sum(axis=1)
+        starts = piece.edges[0] + np.concatenate([[0.0], np.cumsum(lengths)])
+        is_there = ~piece.optional | (lengths >= SHORTEST_PAUSE)
+        there = np.flatnonzero(is_there)
+        # Its neighbours share the little time of a pause that is not there.
+        behind = starts[there[1:] - 1 + is_there[there[1:] - 1]]
+        begin = 0.5 * (behind + starts[there[1:]])
+        edges = np.concatenate([piece.edges[:1], begin, piece.edges[-1:]])
         # Something is left of every phone.
-        room, old = 0.4 * np.diff(edges), piece.edges[1:-1]
-        least, most = (
-            np.maximum(edges[1:-1] - room[:-1], old - REACH),
-            np.minimum(edges[1:-1] + room[1:], old + REACH),
-        )
-        edges[1:-1] = np.clip(edges[1:-1] + self.shifts[chain[:-1], chain[1:]], least, most)
-        return edges
+        room, old = 0.4 * np.diff(edges), piece.edges[there[1:]]
+        is_pause = piece.optional[there]
+        near_pause = is_pause[1:] | is_pause[:-1] | (np.diff(there) > 1)
+        reach = np.where(near_pause, PAUSE_REACH, REACH)
+        least, most = np.maximum(begin - room[:-1], old - reach), np.minimum(begin + room[1:], old + reach)
+        chain = [self.phones.index(piece.labels[place]) for place in there]
+        edges[1:-1] = np.clip(begin + self.shifts[chain[:-1], chain[1:]], least, most)
+        return there, edges
 
     def _occupancy(self, piece: _Piece) -> Floats | None:
         """[T, K S] of the states of the piece's phones; None where one is out of reach of its edges."""
-        _, labels, edges, features = piece
+        labels, edges, features = piece.labels, piece.edges, piece.features
         chain = [self.phones.index(label) for label in labels]
         scores = np.full((len(features), len(chain), STATES), -np.inf)
         times = SHIFT * (0.5 + np.arange(len(features)))
-        for place, phone in enumerate(chain):
-            first = 0 if place == 0 else np.searchsorted(times, edges[place] - REACH)
-            last = len(times) if place == len(chain) - 1 else np.searchsorted(times, edges[place + 1] + REACH)
+        # A pause at an end may be absent, and then what comes next begins there.
+        first_inner = 1 + int(piece.optional[0])
+        last_inner = len(chain) - 2 - int(piece.optional[-1])
+        reach = np.where(piece.optional, PAUSE_REACH, REACH)
+        firsts = np.searchsorted(times, edges[:-1] - reach)
+        lasts = np.searchsorted(times, edges[1:] + reach)
+        firsts[:first_inner], lasts[last_inner + 1 :] = 0, len(times)
+        for place, (phone, first, last) in enumerate(zip(chain, firsts, lasts, strict=True)):
             for state in range(STATES):
                 off = features[first:last] - self.means[phone, state]
                 distance = np.einsum("td,td->t", off @ self.precisions[phone, state], off)
                 scores[first:last, place, state] = 0.5 * (self.log_dets[phone, state] - distance)
         flat = scores.reshape(1, len(features), -1)
-        found = forward_backward(TableBatch.share(_chain(flat.shape[2]), 1), flat)
+        table = _chain(tuple(piece.optional.tolist()))
+        found = forward_backward(TableBatch.share(table, 1), flat)
         return np.asarray(found.occupancy[0]) if bool(found.ok[0]) else None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         arrays = {name: getattr(self, name) for name in _ARRAYS}
         with replacing(path) as file:
             np.savez(
-                file, format=_FORMAT, phones=np.array(self.phones), sample_rate=self.sample_rate, **arrays
+                file,
+                format=_FORMAT,
+                phones=np.array(self.phones),
+                sample_rate=self.sample_rate,
+                silence=self.silence,
+                **arrays,
             )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> BoundaryModel:
         """DataError where the file is no such model."""
-        names = ("format", "phones", "sample_rate", *_ARRAYS)
-        found = read_npz(path, names)
+        names = ("format", "phones", "sample_rate", *_ARRAYS)  # earlier versions had no silence
+        found = read_npz(path, (*names, "silence"))
         if set(names) - set(found) or str(found["format"]) != _FORMAT:
             raise DataError(
                 f"{path}: not a model of boundaries that this fsachain wrote; `fsachain align` makes one anew"
@@ -288,7 +310,11 @@ class BoundaryModel:
             raise DataError(
                 f"{path}: arrays of {[one.shape for one in arrays]} do not fit {len(phones)} phones"
             )
-        return cls(phones, int(found["sample_rate"]), *arrays)
+        silence = str(found.get("silence", ""))
+        if silence and silence not in phones:
+            raise DataError(f"{path}: silence is {silence!r}; expected one of its {len(phones)} phones")
+        means, precisions, log_dets, shifts = arrays
+        return cls(phones, int(found["sample_rate"]), means, precisions, log_dets, shifts, silence)
 
     @classmethod
     def beside(cls, model: Path | None) -> BoundaryModel | None:
@@ -356,7 +382,65 @@ def _change(features: Floats) -> Floats:
     return change
 
 
-def _segments(alignment: Alignment) -> tuple[list[str], Floats]:
+@dataclass(frozen=True)
+class _Segments:
+    """What stands in a row: phones, silences, and stretches without a phone.
+
+    labels: K of them; edges [K + 1]: where they begin and end, in seconds; optional [K]: which may be absent. A pause that
+    was not heard has no length, and the label `_PAUSE` as long as the name of silence is not known.
+    """
+
+    labels: list[str]
+    edges: Floats
+    optional: npt.NDArray[np.bool_]
+
+    def named(self, silence: str) -> _Segments:
+        """The segments in which pauses have the label `silence`; without one, no segment may be absent."""
+        labels = [silence if label == _PAUSE else label for label in self.labels]
+        kept = np.array([bool(label) for label in labels])
+        is_silence = np.array([bool(label) and label == silence for label in labels])
+        edges = np.append(self.edges[:-1][kept], self.edges[-1:])
+        return _Segments([label for label in labels if label], edges, (self.optional & is_silence)[kept])
+
+    def part(self, first: int, end: int, start: float) -> _Segments:
+        """Those from `first` to before `end`, with times that count from `start`."""
+        return _Segments(
+            self.labels[first:end], self.edges[first : end + 1] - start, self.optional[first:end]
+        )
+
+
+_PAUSE = ""
+
+
+def _segments(alignment: Alignment) -> _Segments:
+    """Those of an alignment, with pauses between any two words that touch, and at the ends."""
+    heard, times = _stretches(alignment)
+    word = _word_numbers(alignment, times).tolist()
+    labels: list[str] = []
+    starts: list[float] = []
+    is_inside: list[bool] = []
+
+    def add(label: str, start: float, inside: bool) -> None:
+        labels.append(label)
+        starts.append(start)
+        is_inside.append(inside)
+
+    for place, label in enumerate(heard):
+        touches = word[place] >= 0 and (
+            place == 0 or (word[place - 1] >= 0 and word[place - 1] != word[place])
+        )
+        if touches and OTHER not in (label, heard[max(0, place - 1)]):
+            add(_PAUSE, float(times[place]), False)
+        add(label, float(times[place]), word[place] >= 0)
+    if heard and word[-1] >= 0 and heard[-1] != OTHER:
+        add(_PAUSE, float(times[-1]), False)
+    # What is next to something else is not moved far.
+    is_other = np.array([False, *(label == OTHER for label in labels), False])
+    near_other = is_other[:-2] | is_other[1:-1] | is_other[2:]
+    return _Segments(labels, np.append(starts, times[-1]), ~np.array(is_inside, np.bool_) & ~near_other)
+
+
+def _stretches(alignment: Alignment) -> tuple[list[str], Floats]:
     """The labels of all stretches in order, those without a phone too, and the times between them, with both ends."""
     labels: list[str] = []
     edges = [0.0]
@@ -373,48 +457,121 @@ def _segments(alignment: Alignment) -> tuple[list[str], Floats]:
 
 
 class _Piece(NamedTuple):
-    """A stretch of a recording that begins at `start`, in seconds.
+    """A stretch of a recording that begins at `start`, in seconds, and with the segment `number` of the recording.
 
-    labels: K in a row; edges [K + 1]: where they begin and end, in seconds from `start`; features [T, D].
+    The edges of its `segments` count from `start`; features [T, D].
     """
 
     start: float
-    labels: list[str]
-    edges: Floats
+    number: int
+    segments: _Segments
     features: Floats
 
+    @property
+    def labels(self) -> list[str]:
+        return self.segments.labels
 
-def _pieces(blocks: Iterable[Samples], sample_rate: int, alignment: Alignment) -> Iterator[_Piece]:
+    @property
+    def edges(self) -> Floats:
+        return self.segments.edges
+
+    @property
+    def optional(self) -> npt.NDArray[np.bool_]:
+        return self.segments.optional
+
+
+def _pieces(blocks: Iterable[Samples], sample_rate: int, segments: _Segments) -> Iterator[_Piece]:
     """The recording in pieces of half a minute; all between the middles of two long phones or silences."""
-    labels, edges = _segments(alignment)
+    edges = segments.edges
     rest, heard = iter(blocks), np.zeros(0, np.float32)
     start, end, fewest, most = 0.0, float(edges[-1]), *PIECE_SECONDS
+    first = 0
     while start < end:
-        cut = end
+        cut, last = end, len(segments.labels) - 1
         if end - start > most:
             # What of each label lies where a piece may end; the longest is cut in its middle.
             inside = np.clip(edges, start + fewest, min(start + most, end - fewest))
-            longest = int(np.diff(inside).argmax())
-            cut = float(inside[longest : longest + 2].mean())
+            last = int(np.diff(inside).argmax())
+            cut = float(inside[last : last + 2].mean())
         count = round(cut * sample_rate) - round(start * sample_rate)
         while (cut == end or len(heard) < count) and (block := next(rest, None)) is not None:
             heard = np.concatenate([heard, block])
         own, heard = np.split(heard, [len(heard) if cut == end else count])
-        first, last = np.searchsorted(edges, [start, cut], side="right") - 1
-        last = min(last, len(labels) - 1)
+        labels, optional = segments.labels[first : last + 1], segments.optional[first : last + 1].copy()
+        # Of a segment that is cut both parts are there.
+        optional[[0, -1]] &= np.array([start == 0.0, cut == end])
         inner = np.concatenate([[start], edges[first + 1 : last + 1], [cut]]) - start
-        yield _Piece(start, labels[first : last + 1], inner, _cepstra(own, sample_rate))
-        start = cut
+        yield _Piece(start, first, _Segments(labels, inner, optional), _cepstra(own, sample_rate))
+        start, first = cut, last
 
 
-def _outside_words(alignment: Alignment) -> set[str]:
-    """The labels of stretches that no word has."""
-    labels, edges = _segments(alignment)
+class _Moved:
+    """New times of the segments of an alignment."""
+
+    def __init__(self, segments: _Segments) -> None:
+        self.segments = segments
+        self.starts, self.ends = segments.edges[:-1].copy(), segments.edges[1:].copy()
+        self.is_there = segments.edges[1:] > segments.edges[:-1]
+        self.any = False
+
+    def take(self, piece: _Piece, there: Numbers, edges: Floats) -> None:
+        """The new times of a piece: which of its segments are there, and their edges."""
+        self.any = True
+        count, own, times = len(piece.labels), piece.number + there, piece.start + edges
+        self.is_there[piece.number : piece.number + count] = False
+        self.is_there[own] = True
+        # The outer edges of a piece stay, unless a pause there is absent.
+        first, last = int(there[0] == 0), len(there) - int(there[-1] == count - 1)
+        self.starts[own[first:]] = times[first:-1]
+        self.ends[own[:last]] = times[1 : last + 1]
+
+    def alignment(self, before: Alignment) -> Alignment:
+        """The alignment with these times; times between those of segments keep their place among them."""
+        labels, edges = self.segments.labels, self.segments.edges
+        fixed = ~self.segments.optional
+        old_starts, old_ends = edges[:-1][fixed], edges[1:][fixed]
+        new_start = dict(zip(map(_key, old_starts.tolist()), self.starts[fixed].tolist(), strict=True))
+        new_end = dict(zip(map(_key, old_ends.tolist()), self.ends[fixed].tolist(), strict=True))
+        old = np.concatenate([old_starts, old_ends])
+        shift = np.concatenate([self.starts[fixed], self.ends[fixed]]) - old
+        order = np.argsort(old, kind="stable")
+
+        def moved(time: float, known: Mapping[int, float]) -> float:
+            return known.get(_key(time), time + float(np.interp(time, old[order], shift[order])))
+
+        def at_new(entry: CtmEntry) -> CtmEntry:
+            start, end = moved(entry.start, new_start), moved(entry.start + entry.duration, new_end)
+            return entry._replace(start=round(start, 6), duration=round(end - start, 6))
+
+        heard = {(_key(phone.start), phone.label): phone for phone in before.phones}
+        phones = []
+        for place in np.flatnonzero(self.is_there).tolist():
+            phone = heard.get((_key(edges[place]), labels[place]))
+            if phone is None and labels[place] == OTHER:
+                continue
+            start, end = float(self.starts[place]), float(self.ends[place])
+            phone = phone or CtmEntry(before.utterance, start, end - start, labels[place], 1.0)
+            phones.append(phone._replace(start=round(start, 6), duration=round(end - start, 6)))
+        words, other = tuple(map(at_new, before.words)), tuple(map(at_new, before.other))
+        return replace(before, words=words, phones=tuple(phones), other=other)
+
+
+def _word_numbers(alignment: Alignment, edges: Floats) -> Numbers:
+    """Of each stretch between two edges the number of the word that has its middle, or -1."""
     starts = np.array([word.start for word in alignment.words])
     ends = np.array([-np.inf, *(word.start + word.duration for word in alignment.words)])
     middles = 0.5 * (edges[1:] + edges[:-1])
-    outside = ends[np.searchsorted(starts, middles, side="right")] <= middles
-    return {labels[place] for place in np.flatnonzero(outside)}
+    number = np.searchsorted(starts, middles, side="right") - 1
+    return np.where(middles < ends[number + 1], number, -1)
+
+
+def _outside_words(alignment: Alignment) -> dict[str, float]:
+    """The labels of stretches that no word has, with seconds."""
+    labels, edges = _stretches(alignment)
+    seconds: dict[str, float] = {}
+    for place in np.flatnonzero(_word_numbers(alignment, edges) < 0).tolist():
+        seconds[labels[place]] = seconds.get(labels[place], 0.0) + float(edges[place + 1] - edges[place])
+    return seconds
 
 
 def _key(time: float) -> int:
@@ -431,11 +588,22 @@ def _even(num_frames: int, edges: Floats) -> Floats:
 
 
 @lru_cache(maxsize=1024)
-def _chain(num_states: int) -> TransitionTable:
-    """A chain of states that each take one frame or more; pdf k is that of state k."""
+def _chain(optional: tuple[bool, ...]) -> TransitionTable:
+    """A chain of states that each take one frame or more, `STATES` for each stretch; pdf k is that of state k.
+
+    Stretches that are `optional` may be left out; to enter one costs `PAUSE_COST`.
+    """
+    num_states = STATES * len(optional)
     places = np.arange(num_states)
     final = np.full(num_states + 1, -np.inf)
     final[-1] = 0.0
-    src, dst = np.concatenate([places, places + 1]), np.concatenate([places + 1, places + 1])
-    fsa = Fsa(num_states + 1, src, dst, np.tile(places, 2), np.zeros(2 * num_states), final)
+    before = STATES * np.flatnonzero(optional)
+    into = before[before + STATES < num_states] + STATES  # the first states behind them
+    if optional[-1]:
+        final[before[-1]] = 0.0
+    src = np.concatenate([places, places + 1, into - STATES])
+    dst = np.concatenate([places + 1, places + 1, into + 1])
+    log_prob = np.zeros(len(src))
+    log_prob[before] = -PAUSE_COST
+    fsa = Fsa(num_states + 1, src, dst, np.concatenate([places, places, into]), log_prob, final)
     return compile_table(fsa, num_states)
