@@ -195,7 +195,9 @@ def main() -> None:
 
     features = FeatureConfig(sample_rate=options.sample_rate, num_mel_bins=40)
     plain = {name: load_examples(data, features) for name, data in sets.items()}
-    cmvn = estimate_cmvn(plain["train"], CmvnConfig(scope="global", moments="mean-variance"))
+    cmvn = estimate_cmvn(
+        plain["train"], CmvnConfig(scope="global", moments="mean-variance"), features.loudness
+    )
     copies = [
         normalise(load_examples(sets["train"], features, perturbation=Perturbation(speed)), cmvn)
         for speed in SPEEDS

@@ -8,10 +8,9 @@ import pytest
 import soundfile
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import NORMALISED_VARIANCE, RESAMPLED
+from tolerances import RESAMPLED
 
 from fsachain.asr.data.audio import BLOCK_SECONDS, Recording, Resampler
-from fsachain.asr.data.cmvn import SlidingCmvn, Statistics
 from fsachain.asr.data.features import FeatureConfig, FeatureStream, compute_features
 from fsachain.errors import ConfigError, DataError
 
@@ -28,29 +27,6 @@ def test_features_of_blocks_are_those_of_the_whole_signal(kind, snip_edges):
     parts = [stream.accept(samples[a:b]) for a, b in itertools.pairwise(cuts)]
     found = np.concatenate([*parts, stream.finish()])
     np.testing.assert_array_equal(found, compute_features(samples, config))
-
-
-@pytest.mark.parametrize("moments", ["mean", "mean-variance"])
-@given(blocks=CHUNKS, window=st.integers(1, 60), zeros=st.integers(0, 20))
-def test_sliding_cmvn_normalises_each_frame_by_the_sound_in_the_window_around_it(
-    moments, blocks, window, zeros
-):
-    features = 5.0 + 3.0 * np.random.default_rng(2).normal(size=(sum(blocks), 3)).astype(np.float32)
-    features[:, 2] = 1.5  # a column without variance
-    features[5 : 5 + zeros] = -15.0
-    sliding = SlidingCmvn(moments, window)
-    parts = [sliding.accept(part) for part in np.split(features, np.cumsum(blocks)[:-1])]
-    found = np.concatenate([*parts, sliding.finish()])
-    assert found.shape == features.shape
-    for t in range(len(features)):
-        start = max(0, min(t - window // 2, len(features) - window))
-        frames = range(start, min(len(features), start + window))
-        sound = [k for k in frames if k == 0 or (features[k] != features[k - 1]).any()]
-        if not sound:
-            continue
-        around = Statistics.of(features[sound])
-        expected = around.normalise(features[t : t + 1], moments)[0]
-        np.testing.assert_allclose(found[t], expected, atol=NORMALISED_VARIANCE)
 
 
 @given(

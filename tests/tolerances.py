@@ -62,6 +62,9 @@ DRAWN_SHARE = 0.05  # six standard deviations of a share of 4000 draws
 FBANK = 2e-3  # log mel energies: a float32 FFT against float64, natural log, absolute
 NORMALISED_MEAN = 1e-5  # of float32 features, in standard deviations
 NORMALISED_VARIANCE = 1e-4
+# Two windows at each end of silence are partly in it, and are left out of the statistics of CMVN or come in.
+PADDED_STATISTICS = 0.1  # of the largest mean or deviation
+PADDED_FEATURES = 0.5  # standard deviations
 SPEED_SAMPLES = 1  # the length of a resampled signal is rounded to samples
 SPEED_HERTZ = 2.0  # two bins of the spectrum of one second
 NOISE_DECIBELS = 0.01  # 8,000 sums of float32, each rounded to 2^-24 of 0.1

@@ -14,6 +14,7 @@ from test_use_commands import model as spoken_model  # noqa: F401
 from tolerances import NETWORK_FLOAT32
 
 from fsachain.asr.data.cmvn import Cmvn, CmvnConfig
+from fsachain.asr.data.loudness import Loudness
 from fsachain.asr.nn import export
 from fsachain.asr.nn.export import ExportedModel, export_onnx
 
@@ -29,23 +30,30 @@ EAGER = MODELS | {
 
 def features_of(lengths, seed=0):
     rng = np.random.default_rng(seed)
-    return [
+    matrices = [
         (8.0 + 3.0 * rng.normal(size=(length, SMALL["num_features"]))).astype(np.float32)
         for length in lengths
     ]
+    for matrix in matrices:
+        matrix[20:26] = np.log(np.finfo(np.float32).eps)  # digital silence
+        matrix[28:30] -= 8.0
+    return matrices
 
 
 def model_of(scope, moments, options):
     config = CmvnConfig(scope, moments)
     training = [("all", matrix) for matrix in features_of([50, 60], seed=7)]
-    return network(**options), Cmvn(config) if scope == "speaker" else Cmvn.estimate(config, training)
+    loudness = Loudness(SMALL["num_features"])
+    if scope == "speaker":
+        return network(**options), Cmvn(config, loudness=loudness)
+    return network(**options), Cmvn.estimate(config, training, loudness)
 
 
 def expected_of(model, cmvn, matrix):
     """One utterance by the package's own CMVN and network."""
     own = cmvn
     if cmvn.config.scope == "speaker":
-        own = Cmvn.estimate(cmvn.config, [("self", matrix)])
+        own = Cmvn.estimate(cmvn.config, [("self", matrix)], cmvn.loudness)
     with torch.inference_mode():
         normal = torch.from_numpy(own.apply(matrix, "self"))
         return model(normal[None], torch.tensor([len(matrix)])).nnet_output[0].numpy()

@@ -120,7 +120,7 @@ class AcousticModel:
             _check_shapes(spec, weights)
             network = cast(nn.Module, spec.build())
             network.load_state_dict(weights)
-            cmvn = Cmvn.from_state(experiment.cmvn, statistics)
+            cmvn = Cmvn.from_state(experiment.cmvn, statistics, experiment.features.loudness)
             files = _under("lang.", tensors)
             lang = _lang_of_files(files, path) if files else None
             if lang is not None and lang.tree.num_pdfs != header["num_pdfs"]:
@@ -255,7 +255,7 @@ def _check_shapes(spec: NetworkSpec, weights: Mapping[str, torch.Tensor]) -> Non
 
 def normalise_set(examples: list[Example], cmvn: Cmvn) -> list[Example]:
     """For scope "speaker" with statistics of this set. Features that were just loaded are normalised where they lie."""
-    own = estimate_cmvn(examples, cmvn.config) if cmvn.config.scope == "speaker" else cmvn
+    own = estimate_cmvn(examples, cmvn.config, cmvn.loudness) if cmvn.config.scope == "speaker" else cmvn
     for example in examples:
         example.features[:] = own.apply(example.features, example.speaker)
     return examples

@@ -255,14 +255,19 @@ class Loader:
 
         num_pdfs = self.lang.tree.num_pdfs
         data, variants = load("training", train, self._copies)
-        cmvn = estimate_cmvn(variants[0], self.experiment.cmvn)
+        cmvn = estimate_cmvn(variants[0], self.experiment.cmvn, self.experiment.features.loudness)
         variants = [normalise_set(examples, cmvn) for examples in variants]
         if isinstance(train, ChunkedSet):
             variants = replace(train, data=data).cut(variants, self.experiment.network_spec(num_pdfs))
         prefixes = [copy.prefix for copy in self._copies]
         forgiving = self._forgiving(train, prefixes)
         tables = train.tables(num_pdfs, prefixes) if forgiving is None else forgiving.at(0)
-        how = {"augmentation": self.experiment.augmentation, "forgiving": forgiving, **self._batching}
+        how = {
+            "augmentation": self.experiment.augmentation,
+            "loudness": self.experiment.features.loudness,
+            "forgiving": forgiving,
+            **self._batching,
+        }
         source = BatchSource(variants, tables, self.output_lengths, **how)
         if dev is None:
             return Sources(cmvn, source, None, faults)
@@ -376,21 +381,21 @@ class Loader:
 
     def _statistics(self, corpus: Corpus, path: Path | None) -> Cmvn:
         """The normalisation; global statistics come from the file if it is there, else they are written to it."""
-        config = self.experiment.cmvn
+        config, loudness = self.experiment.cmvn, self.experiment.features.loudness
         if config.scope in ("none", "utterance", "window"):
-            return Cmvn(config)
+            return Cmvn(config, loudness=loudness)
         if config.scope == "speaker":
             every = [(one, copy) for copy in corpus.copies for one in corpus.utterances]
-            return Cmvn.estimate(config, self._features(every))
+            return Cmvn.estimate(config, self._features(every), loudness)
         if path is not None and path.is_file():
-            return Cmvn.from_state(config, read_npz(path))
+            return Cmvn.from_state(config, read_npz(path), loudness)
         size = len(corpus.utterances)
         places: Iterable[int] = range(size)
         if size > STATISTICS_UTTERANCES:
             generator = seeded_generator(self.experiment.train.seed, "cmvn")
             places = sorted(generator.choice(size, STATISTICS_UTTERANCES, replace=False).tolist())
         some = [(corpus.utterances[place], corpus.copies[0]) for place in places]
-        cmvn = Cmvn.estimate(config, self._features(some))
+        cmvn = Cmvn.estimate(config, self._features(some), loudness)
         if path is not None:
             with replacing(path) as file:
                 np.savez(file, allow_pickle=False, **cmvn.state())

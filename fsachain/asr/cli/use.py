@@ -44,9 +44,9 @@ def stream_outputs(model: AcousticModel, recording: Recording) -> Iterator[Featu
     config = model.cmvn.config
     sliding = None
     if config.scope == "window":
-        sliding = SlidingCmvn(config.moments, config.window)
+        sliding = SlidingCmvn(model.cmvn.rule, config.window)
     elif config.scope in ("utterance", "speaker"):
-        sliding = SlidingCmvn(config.moments, max(1, round(CMVN_SECONDS / shift)))
+        sliding = SlidingCmvn(model.cmvn.rule, max(1, round(CMVN_SECONDS / shift)))
     network = StreamingModel(model.network, model.network.context or (whole, whole))
     features = FeatureStream(model.experiment.features)
 

@@ -26,6 +26,7 @@ from fsachain.asr.data.features import (
     open_cache,
 )
 from fsachain.asr.data.kaldi_dir import DataDir
+from fsachain.asr.data.loudness import Loudness
 from fsachain.asr.data.utterance import Fault, Utterance, UtteranceError
 from fsachain.errors import DataError, brief
 
@@ -216,9 +217,12 @@ def load_sound(
     return {one.id: matrix for one, matrix in zip(left, matrices, strict=True)}, faults
 
 
-def estimate_cmvn(examples: Sequence[Example], config: CmvnConfig) -> Cmvn:
-    """The normalisation that `config` asks for, with statistics from these examples."""
-    return Cmvn.estimate(config, ((example.speaker, example.features) for example in examples))
+def estimate_cmvn(examples: Sequence[Example], config: CmvnConfig, loudness: Loudness | None = None) -> Cmvn:
+    """The normalisation that `config` asks for, with statistics from these examples.
+
+    `loudness` is `FeatureConfig.loudness` of their features: what tells speech from silence.
+    """
+    return Cmvn.estimate(config, ((example.speaker, example.features) for example in examples), loudness)
 
 
 def normalise(examples: Sequence[Example], cmvn: Cmvn) -> list[Example]:

@@ -33,6 +33,7 @@ from fsachain.asr.data.frames import (
     stretch,
     stretched_frames,
 )
+from fsachain.asr.data.loudness import Loudness
 from fsachain.asr.data.utterance import Cut, Fault, Utterance, UtteranceError, told_tried
 from fsachain.asr.kaldi.archive import read_value
 from fsachain.asr.kaldi.values import read_matrix, read_num_rows
@@ -173,6 +174,16 @@ class FeatureConfig:
         if self.num_features != base:
             return f"{self.num_features} columns: {whole}"
         return whole if self.sample_rate and self.kind != "archive" else f"{base} columns"
+
+    @property
+    def loudness(self) -> Loudness | None:
+        """How these features tell the level of a frame; None for "archive", whose columns may be anything."""
+        if self.kind == "archive":
+            return None
+        base = self.base_columns
+        cepstral = self.kind == "mfcc"
+        scale = math.sqrt(self.num_mel_bins) if cepstral else 1.0
+        return Loudness(self.num_features, cepstral, scale, base, base * (1 + self.deltas), self.splice[0])
 
     def fitted(self, utterances: Iterable[Utterance]) -> FeatureConfig:
         """With the sample rate that most recordings have, of some that are spread over all, and filters that suit it.

@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fsachain.asr.data.cmvn import VARIANCE_FLOOR, Cmvn
+from fsachain.asr.data.cmvn import QUIET, USUAL_DEVIATION, VARIANCE_FLOOR, Cmvn
+from fsachain.asr.data.loudness import LEVEL_STEP, LOUD_FRAMES, NO_SIGNAL, REACH, SPEECH_RANGE, ZERO_CEPSTRUM
 from fsachain.asr.nn.network import Network, frames_below, subsampled
 from fsachain.errors import ConfigError, FsachainError, require
 from fsachain.files import replacing
@@ -44,9 +45,13 @@ class ExportedModel(nn.Module):
         if network.training:
             raise ConfigError("network: is in training mode; expected network.eval()")
         self.network: Any = network
-        self.scope, self.moments = cmvn.config.scope, cmvn.config.moments
+        self.scope, self.moments, self.counts = cmvn.config.scope, cmvn.config.moments, cmvn.config.counts
+        self.loudness = cmvn.loudness
+        if self.loudness is not None:
+            for name in ("weights", "direction", "tells_level"):
+                self.register_buffer(name, torch.from_numpy(getattr(self.loudness, name)))
         if self.scope == "global":
-            mean, scale = cmvn.statistics["global"].mean_and_scale(self.moments)
+            mean, scale = cmvn.statistics["global"].mean_and_scale()
             self.register_buffer("mean", torch.from_numpy(mean))
             self.register_buffer("scale", torch.from_numpy(scale))
 
@@ -56,24 +61,77 @@ class ExportedModel(nn.Module):
         lengths: int64 [N], 0 <= lengths[n] <= T; frames beyond have no influence. Returns nnet_output, float32
         [N, ceil(T / s), P], undefined at and past nnet_lengths[n], and nnet_lengths, int64 [N].
         """
-        blank = ~frames_below(lengths, features.shape[1])[:, :, None]
-        x = self._normalised(features.masked_fill(blank, 0.0), lengths).masked_fill(blank, 0.0)
+        inside = frames_below(lengths, features.shape[1])
+        blank = ~inside[:, :, None]
+        x = self._normalised(features.masked_fill(blank, 0.0), inside).masked_fill(blank, 0.0)
         return self.network.scores(x, lengths), subsampled(lengths, self.network.subsampling)
 
-    def _normalised(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """The features after CMVN, 0 on padding."""
+    def _normalised(self, features: Tensor, inside: Tensor) -> Tensor:
+        """The features after CMVN, as `Rule` in fsachain.asr.data.cmvn has it; `inside` [N, T] is False on padding."""
         if self.scope == "none":
             return features
+        silent = self._without_signal(features)
         if self.scope == "global":
-            return (features - cast(Tensor, self.mean)) * cast(Tensor, self.scale)
-        exact = features.double()
-        count = lengths.clamp(min=1).double()[:, None]
-        mean = exact.sum(dim=1) / count
-        centred = features - mean.float()[:, None]
-        if self.moments == "mean":
-            return centred
-        variance = ((exact * exact).sum(dim=1) / count - mean * mean).clamp(min=VARIANCE_FLOOR)
-        return centred * variance.rsqrt().float()[:, None]
+            mean, scale = cast(Tensor, self.mean), cast(Tensor, self.scale)
+            return self._scaled(features, silent, mean[None, None], scale[None, None])
+        # Padding has a level, so that only silence inside counts as such.
+        near = (
+            nn.functional.max_pool1d(silent.float()[:, None], 2 * REACH + 1, stride=1, padding=REACH)[:, 0]
+            > 0
+        )
+        counted = inside & ~near
+        if self.counts == "speech" and self.loudness is not None:
+            counted = counted & self._has_speech(features, counted)
+        weight = counted.double()[:, :, None]
+        count = weight.sum(dim=1, keepdim=True)
+        exact = features.double() * weight
+        mean64 = exact.sum(dim=1, keepdim=True) / count.clamp(min=1.0)
+        squares = (exact * features.double()).sum(dim=1, keepdim=True) / count.clamp(min=1.0)
+        variance = (squares - mean64 * mean64).clamp(min=VARIANCE_FLOOR)
+        x = self._scaled(features, silent, mean64.float(), variance.rsqrt().float())
+        return torch.where(count > 0, x, self._of_silence(features))
+
+    def _without_signal(self, features: Tensor) -> Tensor:
+        """Bool [N, T]: `without_signal` in fsachain.asr.data.loudness."""
+        if self.loudness is not None:
+            return features @ cast(Tensor, self.weights) < NO_SIGNAL
+        others = features[:, :, 1:]
+        zeros = ((others <= NO_SIGNAL) | (others.abs() <= ZERO_CEPSTRUM)).all(dim=2)
+        return (features[:, :, 0] <= NO_SIGNAL) & zeros
+
+    def _has_speech(self, features: Tensor, signal: Tensor) -> Tensor:
+        """Bool [N, T]: within the range of speech; `signal` [N, T] are frames that can be."""
+        levels = features @ cast(Tensor, self.weights)
+        known = nn.functional.pad(levels.masked_fill(~signal, -torch.inf), (0, LOUD_FRAMES), value=-torch.inf)
+        loudest = known.topk(LOUD_FRAMES, dim=1).values
+        loud = loudest.masked_fill(loudest == -torch.inf, torch.inf).amin(dim=1, keepdim=True)
+        return levels >= (loud / LEVEL_STEP).floor() * LEVEL_STEP - SPEECH_RANGE
+
+    def _scaled(self, features: Tensor, silent: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
+        """Features by mean and scale, which broadcast to [N, T, F], with silence raised."""
+        if self.loudness is None:
+            quiet = mean - QUIET * (features <= NO_SIGNAL) / scale
+            raised = torch.where(silent[:, :, None], quiet, features)
+        else:
+            weights, direction = cast(Tensor, self.weights), cast(Tensor, self.direction)
+            deviation = cast(Tensor, self.tells_level) / scale
+            quiet = mean - QUIET * deviation
+            lacking = (quiet @ weights - features @ weights).clamp(min=0.0)
+            raised = features + lacking[:, :, None] * direction
+            raised = torch.where(silent[:, :, None], quiet, raised)
+            if self.counts != "speech":
+                deepest = (mean - 2.0 * QUIET * deviation) @ weights
+                raised = torch.where((deepest <= NO_SIGNAL)[:, :, None], features, raised)
+        centred = raised - mean
+        return centred if self.moments == "mean" else centred * scale
+
+    def _of_silence(self, features: Tensor) -> Tensor:
+        """What frames become where nothing counts, float32 [F] or [N, T, F]."""
+        depth = QUIET if self.moments == "mean-variance" else QUIET * USUAL_DEVIATION
+        if self.loudness is None:
+            return -depth * (features <= NO_SIGNAL).float()
+        along = self.tells_level if self.moments == "mean-variance" else self.direction
+        return -depth * cast(Tensor, along)
 
 
 def export_onnx(

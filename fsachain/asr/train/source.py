@@ -25,6 +25,7 @@ from fsachain.asr.data.augment import AugmentConfig, augment
 from fsachain.asr.data.cmvn import Cmvn
 from fsachain.asr.data.dataset import Batch, Example, collate, example_of, load_sound, normalise
 from fsachain.asr.data.features import FeatureConfig, not_finite
+from fsachain.asr.data.loudness import Loudness
 from fsachain.asr.data.order import EpochOrder
 from fsachain.asr.data.utterance import Fault, Utterance
 from fsachain.asr.data.workers import Workers
@@ -224,6 +225,7 @@ class BatchSource(Source):
         seed: int,
         batch_frames: int | None = None,
         augmentation: AugmentConfig | None = None,
+        loudness: Loudness | None = None,
         views: int = 1,
         reasons: Mapping[str, str] | None = None,
         forgiving: ForgivingNumerators | None = None,
@@ -233,7 +235,7 @@ class BatchSource(Source):
             raise DataError(f"variants: expected versions of the same utterances, got {sizes} examples")
         self._numerators = numerators
         self._forgiving = forgiving
-        self._augmentation = augmentation
+        self._augmentation, self._loudness = augmentation, loudness
         excluded: list[Fault] = []
         self._choices: list[list[Example]] = []
         why = reasons or {}
@@ -283,7 +285,8 @@ class BatchSource(Source):
                 continue
             change = self._augmentation or AugmentConfig()
             seen = (
-                [augment(one, change, epoch, view) for view in self._views for one in part] for part in parts
+                [augment(one, change, epoch, view, self._loudness) for view in self._views for one in part]
+                for part in parts
             )
             supervised = (supervise(part, self._numerators, len(self._views)) for part in seen)
             yield tuple(replace(one, forgiving=self._forgiving) for one in supervised)
@@ -336,7 +339,7 @@ class Preparation:
             return faults[utterance.id]
         (example,) = normalise([example_of(utterance, found[utterance.id], copy)], self.cmvn)
         if epoch is not None and self.augmentation is not None:
-            example = augment(example, self.augmentation, epoch, view)
+            example = augment(example, self.augmentation, epoch, view, self.features.loudness)
         if self.maker is None:
             return example, None, 0.0
         try:
