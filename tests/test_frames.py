@@ -166,7 +166,7 @@ def test_bands_are_masked_and_warped_alike_in_features_and_their_deltas():
 def test_statistics_of_a_window_are_those_of_the_frames_around():
     features = noise(50, 3)
     cmvn = Cmvn.estimate(CmvnConfig("window", window=11), [])
-    sliding = SlidingCmvn("mean-variance", 11)
+    sliding = SlidingCmvn(cmvn.rule, 11)
     expected = np.concatenate([sliding.accept(features), sliding.finish()])
     np.testing.assert_array_equal(cmvn.apply(features, "anyone"), expected)
     assert Cmvn.from_state(cmvn.config, cmvn.state()).apply(features, "") is not None
