@@ -196,6 +196,12 @@ def train_model(
     progress = ShownProgress() if world.is_first else Progress()
     for line in lines:
         progress.message(line)
+    augment = experiment.augment
+    if experiment.features.kind == "mfcc" and (augment.frequency_masks or augment.frequency_warp):
+        progress.message(
+            "WARNING: augment.frequency_masks and augment.frequency_warp change bands of neighbouring columns, which mean "
+            "nothing for mfcc; expected 0, or features.kind fbank"
+        )
     trainer = Trainer(
         cast(nn.Module, network),
         LFMMILoss(graphs, **experiment.loss.at(0.0)),

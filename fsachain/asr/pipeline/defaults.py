@@ -281,6 +281,7 @@ PREDICTABLE = 1.2  # nats per phone; a string of digits has 0.9, prompts and dia
 LOOP = 0.3  # nats per word; below, any word may follow any other, and an n-gram would only learn chance
 ENOUGH_TEXT = 5_000  # words that a network of words needs; 2,000 made it worse, 10,000 better
 MOST_TEXT = 50_000  # words, for five seconds of one core per thousand
+MOST_TRIGRAM_WORDS = 300_000  # of text; the decoding graph of a trigram of more takes minutes to build
 LEAST_SPEAKER = 8.0  # seconds of a speaker whose statistics are better than an utterance's
 LEAST_UTTERANCE = 2.0  # seconds
 WORTH_AN_ORDER = (
@@ -501,7 +502,9 @@ def _training(data: DataSummary, options: _Options) -> None:
 
 def _decoding(data: DataSummary, options: _Options, has_arpa: bool) -> None:
     if not has_arpa:
-        order = 3 if data.word_gain > LOOP else 0
+        order = 3 if data.words <= MOST_TRIGRAM_WORDS else 2
+        if data.word_gain <= LOOP:
+            order = 0
         told = f"a bigram of the training text brings {data.word_gain:.2f} nats per held-out word"
         options.choose("decoding.ngram_order", order, told if order else f"any word may follow any: {told}")
     if has_arpa or options["decoding.ngram_order"]:
