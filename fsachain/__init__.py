@@ -29,6 +29,7 @@ _NAMES = {  # by module
     "batch": "TableBatch",
     "asr.cli.alignment": "Aligner",
     "asr.decode.align": "Alignment Tolerance",
+    "asr.decode.compare": "TierTimes TimeDifference TimesReport compare_times",
     "asr.decode.forced": "TimedToken TokenSpan forced_align merge_tokens spans",
     "asr.decode.keyword": "OperatingPoint false_reject_rate keyword_scores",
     "denominator": "DenominatorGraph",

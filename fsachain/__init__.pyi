@@ -20,6 +20,12 @@ from fsachain.backends.dispatch import (
 from fsachain.batch import TableBatch as TableBatch
 from fsachain.asr.cli.alignment import Aligner as Aligner
 from fsachain.asr.decode.align import Alignment as Alignment, Tolerance as Tolerance
+from fsachain.asr.decode.compare import (
+    TierTimes as TierTimes,
+    TimeDifference as TimeDifference,
+    TimesReport as TimesReport,
+    compare_times as compare_times,
+)
 from fsachain.asr.decode.forced import (
     TimedToken as TimedToken,
     TokenSpan as TokenSpan,

@@ -14,6 +14,7 @@ from fsachain.errors import require
 
 SECONDS = 30.0  # between two lines
 _bars: list[Any] = []  # the one display of bars that a terminal has, while a bar is open
+_logs: list[TextIO] = []  # where messages go that else stand above a bar, innermost last
 _waiting: list[tuple[str, Any]] = []  # what the work waits for, innermost last, and its bar if there is one
 
 
@@ -65,6 +66,21 @@ class Lines:
     def _tell(self) -> None:
         while not self._over.wait(SECONDS):
             print(self.line(time.monotonic() - self._began), file=self._stream, flush=True)
+
+
+def message(text: str, stream: TextIO | None = None) -> None:
+    """A line about the work that goes on: on standard error if no stream is given, or in the log of `messages_to`."""
+    print(text, file=_logs[-1] if _logs else stream or sys.stderr, flush=True)
+
+
+@contextmanager
+def messages_to(log: TextIO) -> Iterator[None]:
+    """What `message` tells in the block goes to this file; bars stay where they are."""
+    _logs.append(log)
+    try:
+        yield
+    finally:
+        _logs.pop()
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from fsachain.asr.cli.config import Experiment
 from fsachain.asr.cli.corpus import Part, find_parts, in_words_of, write_data
 from fsachain.asr.data.audio import Recording
 from fsachain.asr.data.kaldi_dir import DataDir
-from fsachain.asr.decode.ctm import read_ctm
+from fsachain.asr.decode.ctm import CtmEntry, by_utterance, read_ctm, write_textgrid
+from fsachain.asr.decode.textgrid import read_textgrid
 from fsachain.graph.lexicon import Lexicon
 
 
@@ -44,7 +45,7 @@ def corpus(tmp_path):
 
 
 EXPECTED = {
-    "ann-one": ["yes", "no"],
+    "ann-one": ["Yes,", "no!"],
     "ann-two": ["yes", "yes", "unheard"],
     "bob_b-long-0000": ["no", "yes"],
     "bob_b-long-0001": ["no"],
@@ -67,6 +68,12 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
         assert re.search(told, printed), told
     rows = rows_of(out)
     assert {row["utterance"]: [word["label"] for word in row["words"]] for row in rows} == EXPECTED
+    (first,) = (row for row in rows if row["utterance"] == "ann-one")
+    assert [word["normalised"] for word in first["words"]] == ["yes", "no"]
+    assert (first["text"], first["transcript"], first["read_as"]) == ("Yes, no!", ["Yes,", "no!"], "yes no")
+    ctm = [entry.label for entry in read_ctm(out / "words.ctm") if entry.utterance == "ann-one"]
+    own = textgrid.openTextgrid(str(out / "ann" / "one.TextGrid"), includeEmptyIntervals=False)
+    assert ctm == [word.label for word in own.getTier("words").entries] == ["Yes,", "no!"]
     assert len(read_ctm(out / "words.ctm")) == 11
     grid = textgrid.openTextgrid(str(out / "bob b" / "long.TextGrid"), includeEmptyIntervals=False)
     assert grid.tierNames == ("carl - words", "carl - phones", "dora - words", "dora - phones")
@@ -83,6 +90,7 @@ def test_a_corpus_gets_textgrids_in_its_tree_and_goes_on_where_it_was(fsachain, 
     assert 0 < min(confidences) <= max(confidences) < 1
     page = (out / "index.html").read_text()
     assert 'src="../corpus/bob%20b/long.wav#t=5,8.5"' in page and "unheard" in page
+    assert "<dt>suspicion</dt>" in page and "<dt>confidence</dt>" in page
 
     head = (out / "aligned.jsonl").read_text().splitlines()[0]
     for row in rows:
@@ -101,7 +109,10 @@ def test_a_corpus_without_a_model_trains_its_own(fsachain, corpus, tmp_path):
     small = ("network.channels=8", "network.bottleneck=0", "network.prefinal=0", "train.num_epochs=1")
     settings = [part for one in small for part in ("--set", one)]
     out = tmp_path / "out"
-    assert "5 utterances aligned" in fsachain.ends(3, f"align-corpus {corpus} {out}", *settings).out
+    told = fsachain.ends(3, f"align-corpus {corpus} {out}", *settings)
+    assert "5 utterances aligned" in told.out and "objf" not in told.out + told.err
+    log = (out / "training.log").read_text()
+    assert log.count("--- train") == 2 and "epoch   1/1  objf" in log
     assert (out / "second" / "model" / "model.safetensors").is_file()
     kept = Experiment.read(out / "model" / "config.yaml")
     options = kept.phone_lm.ngram_order, kept.loss.leaky_hmm_coefficient, kept.network["channels"]
@@ -122,12 +133,122 @@ def test_a_data_directory_is_a_corpus_too_and_nothing_at_all_is_an_error(fsachai
     assert_one_line(fsachain(f"align-corpus nothing out --model {model}"), "'u1' has no recording")
 
 
+def test_all_files_have_the_same_times_and_a_second_call_finds_them_again(
+    fsachain,
+    model,  # noqa: F811
+    corpus,
+    tmp_path,
+    monkeypatch,
+):
+    for module in ("asr.cli.alignment", "asr.decode.times"):
+        monkeypatch.setattr(f"fsachain.{module}.LEAST_SECONDS", 5.0)
+    out, command = tmp_path / "out", f"align-corpus {corpus} out --model {model} --strict"
+    fsachain.ends(3, command)
+    rows = rows_of(out)
+    assert any("between_frames" in row for row in rows), "boundaries are moved"
+    times = {row["utterance"]: [(x["start"], x["end"]) for x in row["words"]] for row in rows}
+    for name, entries in by_utterance(read_ctm(out / "words.ctm")).items():
+        assert [(x.start, x.end) for x in entries] == [(round(a, 3), round(b, 3)) for a, b in times[name]]
+    for tier in read_textgrid(out / "ann" / "one.TextGrid"):
+        kept = {row["utterance"]: row for row in rows}["ann-one"][tier.name]
+        assert [(x.start, x.end) for x in tier.spoken] == [
+            (x["start"], min(x["end"], tier.intervals[-1].end)) for x in kept
+        ]
+    files = {path: path.read_bytes() for path in sorted(out.rglob("*.[TCc]*"))}
+    fsachain.ends(3, command)
+    assert rows_of(out) == rows
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def text_beside(folder, *names):
+    """A recording x.wav with texts of these endings, each of which says what it is."""
+    folder.mkdir(exist_ok=True)
+    record(folder / "x.wav")
+    for name in names:
+        if name.lower() != ".textgrid":
+            (folder / f"x{name}").write_text(f"{name[1:].lower()}\n")
+            continue
+        tiers = {"ann": [CtmEntry("u", 0.5, 0.5, "grid")], "phones": [CtmEntry("u", 0.5, 0.5, "G")]}
+        write_textgrid(folder / f"x{name}", tiers, 3.0)
+
+
+@pytest.mark.parametrize(
+    "names, said",
+    [
+        ((".lab", ".txt", ".TextGrid"), "lab"),
+        ((".txt", ".TextGrid"), "txt"),
+        ((".TXT", ".TextGrid"), "txt"),
+        ((".TextGrid",), "grid"),
+        ((".textgrid",), "grid"),
+    ],
+)
+def test_one_order_says_which_of_several_texts_counts_and_is_printed_once(tmp_path, capsys, names, said):
+    text_beside(tmp_path / "a", *names)
+    text_beside(tmp_path / "b", *names)
+    parts, faults = find_parts(tmp_path, tmp_path / "out")
+    assert ([part.words for part in parts], faults) == ([(said,)] * 2, [])
+    told = (
+        "2 recordings with more than one of x.lab, x.txt, x.TextGrid beside: the first in this order is read"
+    )
+    assert capsys.readouterr().out.count(told) == (len(names) > 1)
+
+
+def test_textgrids_that_an_aligner_wrote_are_not_read_as_a_corpus(tmp_path, capsys):
+    text_beside(tmp_path / "a", ".txt")
+    text_beside(tmp_path / "b")
+    for folder, tiers in (("a", ("words", "phones")), ("b", ("ann - words", "ann - phones"))):
+        entries = {tier: [CtmEntry("u", 0.5, 0.5, "yes")] for tier in tiers}
+        write_textgrid(tmp_path / folder / "x.TextGrid", entries, 3.0)
+    parts, (fault,) = find_parts(tmp_path, tmp_path / "out")
+    assert [(part.id, part.speaker, part.words) for part in parts] == [("a-x", "a", ("txt",))]
+    assert "1 TextGrid beside recordings are the output of an aligner" in capsys.readouterr().out
+    assert (
+        fault.id == "b-x"
+        and "its tiers are the output of an aligner (ann - words, ann - phones)" in fault.reason
+    )
+
+
+def test_a_recording_whose_textgrid_has_no_text_or_is_damaged_is_listed_and_the_others_are_read(tmp_path):
+    for folder in ("damaged", "empty", "good", "points"):
+        text_beside(tmp_path / folder)
+    head = '! by hand\n"ooTextFile" "TextGrid" 0 3 <exists> '
+    points = '"TextTier" "tones" 0 3 1 0.5 "L*" '
+    (tmp_path / "damaged" / "x.TextGrid").write_text(head + "3 " + points)
+    (tmp_path / "points" / "x.TextGrid").write_text(head + "1 " + points)
+    (tmp_path / "good" / "x.TextGrid").write_text(
+        head + "2 " + points + '"IntervalTier" "ann" 0 3 1 0 3 "yes"'
+    )
+    write_textgrid(tmp_path / "empty" / "x.TextGrid", {"ann": []}, 3.0)
+    parts, faults = find_parts(tmp_path, tmp_path / "out")
+    assert [(part.id, part.speaker, part.words) for part in parts] == [("good-x-0000", "ann", ("yes",))]
+    told = {fault.id: fault.reason for fault in faults}
+    assert "x.TextGrid:2: not a TextGrid: expected the class of tier 2" in told["damaged-x"]
+    assert "no interval has a text;" in told["empty-x"]
+    assert "no interval has a text (points are not read)" in told["points-x"]
+
+
+def test_recordings_whose_names_would_be_joined_alike_are_two(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    for name in ("a-b", "a/b/c", "a/b-c", "d e", "d_e"):
+        record(tmp_path / f"{name}.wav")
+        (tmp_path / f"{name}.lab").write_text("yes")
+    parts, faults = find_parts(tmp_path, tmp_path / "out")
+    assert ({part.id for part in parts}, faults) == ({"a-b", "a/b/c", "a/b-c", "d%20e", "d_e"}, [])
+
+
 def test_stretches_late_in_a_recording_keep_their_times(tmp_path):
     record(tmp_path / "hours.wav")
     late = Part("late", "ann", ("yes",), str(tmp_path / "hours.wav"), 12345.6789, 12347.1234)
     assert write_data([late], None, 8000, tmp_path / "data") == []
     (read,) = DataDir.read(tmp_path / "data")
     assert (read.start, read.end) == (late.start, late.end)
+
+
+def test_words_are_parted_and_their_marks_are_no_phones(tmp_path):
+    record(tmp_path / "x.wav")
+    said = ("Well-known,", "he/she", "\u0939\u0948\u0964", "\u0964", "don't")
+    assert write_data([Part("x", "ann", said, str(tmp_path / "x.wav"))], None, 8000, tmp_path / "data") == []
+    assert (tmp_path / "data" / "text").read_text() == "x well known he she \u0939\u0948 don't\n"
 
 
 def test_words_take_the_form_that_the_lexicon_has():

@@ -24,6 +24,7 @@ from fsachain.asr.data import (
     load_examples,
     normalise,
 )
+from fsachain.asr.data.audio import Recording, count_samples, read_audio
 from fsachain.asr.data.features import (
     UNKNOWN,
     compute_features,
@@ -240,6 +241,26 @@ def test_what_cannot_be_counted_is_named_and_the_others_are_counted(data, tmp_pa
     assert counts.tolist() == [[UNKNOWN, UNKNOWN, UNKNOWN, 50]]
     kinds = {"gone": "missing file", "fast": "sampling rate", "mute": "no recording"}
     assert [(fault.id, fault.kind) for fault in faults] == list(kinds.items())
+
+
+@pytest.mark.parametrize(
+    "name, subtype",
+    [("x.wav", "GSM610"), ("x.wav", "G721_32"), ("x.wav", "ULAW"), ("x.au", "G723_24"), ("x.ogg", "VORBIS"),
+     ("x.mp3", "MPEG_LAYER_III"), ("x.w64", "GSM610"), ("x.caf", "PCM_16")],
+)  # fmt: skip
+def test_every_recording_that_is_transcribed_is_read_by_data_directories_too(tmp_path, name, subtype):
+    samples = 0.1 * np.random.default_rng(0).normal(size=16000)
+    soundfile.write(tmp_path / name, samples, 8000, subtype=subtype)
+    (tmp_path / "wav.scp").write_text(f"r {name}\n")
+    (tmp_path / "segments").write_text("a r 0 -1\nb r 0.5 1.25\nc r 1.5 -1\n")
+    (tmp_path / "text").write_text("a yes\nb no\nc no\n")
+    whole = np.concatenate(list(Recording(tmp_path / name, 8000).blocks()))
+    for one in DataDir.read(tmp_path):
+        end = len(whole) if one.end is None else round(8000 * one.end)
+        heard = read_audio(one, 8000)
+        assert count_samples(one, 8000) == len(heard)
+        if subtype not in ("VORBIS", "MPEG_LAYER_III"):  # whose decoders start anew where they are put
+            np.testing.assert_array_equal(heard, whole[round(8000 * one.start) : end])
 
 
 def test_rows_of_an_archive_are_counted_by_their_headers(tmp_path):

@@ -16,7 +16,16 @@ from fsachain.errors import FsachainError, GraphError
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.grammar import estimate_arpa, ngram_acceptor, word_loop
-from fsachain.graph.lexicon import Lexicon, Pronunciation, lm_phones
+from fsachain.graph.lexicon import (
+    Lexicon,
+    Pronunciation,
+    bare,
+    is_invisible,
+    is_mark,
+    lm_phones,
+    transcript_tokens,
+    visible,
+)
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.open_vocabulary import word_ids
 from fsachain.graph.topology import Topology
@@ -363,3 +372,80 @@ def test_a_saved_lexicon_is_refused_by_line(tmp_path, old, new, message):
     path = tmp_path / "lexicon.json"
     path.write_text(SAVED.replace(old, new))
     refuses(GraphError, message, Lexicon.load, path)
+
+
+# Marks around words: punctuation and symbols of all scripts, and what is not seen.
+
+
+HINDI, HEBREW = "\u0939\u0948", "\u05e9\u05dc\u05d5\u05dd"
+MARKED = [
+    (f"{HINDI}\u0964", HINDI),  # danda
+    (f"{HINDI}\u0965", HINDI),
+    ("\u00bfyes?", "yes"),
+    ("\u201cyes\u201d\u2026", "yes"),
+    ("$yes%", "yes"),
+    ("\u3010yes\u3002\u3011", "yes"),
+    ("yes\u060c", "yes"),
+    (f"\u200f{HEBREW}\u200f", HEBREW),
+    ("y\u00ade\u200bs", "yes"),
+    ("\u2764\ufe0fyes", "yes"),
+    ("yes\u1362", "yes"),
+]
+
+
+@pytest.mark.parametrize("written, word", MARKED)
+def test_marks_of_any_script_around_a_word_are_taken_off_after_it_was_looked_up_as_written(written, word):
+    lexicon = Lexicon.characters([f"{word} no"])
+    assert lexicon.known_form(written) == word
+    assert lexicon.word_id(written) == lexicon.word_id(word)
+    assert lexicon.without_marks([written, "no", "\u0964"]) == [word, "no"]
+    assert transcript_tokens(f"{written} \u0964 No", lexicon) == [(written, word, 0), ("No", "no", 2)]
+    assert transcript_tokens(written) == [(written, word, 0)]
+    with_marks = Lexicon.from_entries([(word, 1.0, ["a"]), (written, 1.0, ["b"])])
+    assert with_marks.known_form(written) == written and with_marks.without_marks([written]) == [written]
+
+
+def test_noises_and_words_that_were_broken_off_are_not_taken_for_words():
+    lexicon = Lexicon.characters(["noise wan unk yes"], oov="unk")
+    noted = ["[noise]", "<noise>", "{noise}", "wan-", "-wan"]
+    assert lexicon.without_marks(["(yes)", *noted]) == ["yes", *noted]
+    assert {lexicon.word_id(word) for word in noted} == {lexicon.word_id("unk")}
+    assert lexicon.word_id("(yes)") == lexicon.word_id("yes")
+
+
+def test_marks_are_no_phones_of_a_lexicon_of_characters():
+    lexicon = Lexicon.characters([*(written for written, _ in MARKED), "\u0964 --", "don't"])
+    assert set(lexicon.words) == {HINDI, HEBREW, "yes", "don't"}
+    assert set(lexicon.phones) == {"SIL", *HINDI, *HEBREW, *"yesdont'"}
+    assert lexicon.letters == {"'"}
+
+
+def test_a_mark_that_is_a_letter_of_the_lexicon_stays():
+    entries = [("'okina", 1.0, ["a"]), ("okina", 1.0, ["b"]), ("Mr.", 1.0, ["m"])]
+    lexicon = Lexicon.from_entries(entries)
+    for written, word in (("\u00ab'okina\u00bb", "'okina"), ("(okina)", "okina"), ("(Mr.),", "Mr.")):
+        assert lexicon.known_form(written) == word
+    letters = Lexicon.characters(["d'or l'or d'o"])
+    assert letters.letters == {"'"}
+    assert bare("\u00ab'or!\u00bb", letters.letters) == "'or"
+    assert bare("-" * 1000 + "or" + "-" * 1000) == "or" and letters.known_form("?" * 99 + "d'or" + "!" * 99)
+
+
+def test_what_the_lexicon_lacks_as_a_whole_is_parted_at_dashes_slashes_and_full_stops():
+    lexicon = Lexicon.from_entries([(word, 1.0, ["a"]) for word in ("well", "known", "e-mail", "and", "or")])
+    text = f"Well-known, e-mail and/or {HINDI}\u0964or don't 3.14 - x--y- U.S."
+    assert [(one.written, one.word) for one in transcript_tokens(text, lexicon)] == [
+        ("Well-", "well"), ("known,", "known"), ("e-mail", "e-mail"), ("and/", "and"), ("or", "or"),
+        (f"{HINDI}\u0964", HINDI), ("or", "or"), ("don't", "don't"), ("3.14", "3.14"), ("x--", "x"), ("y-", "y"),
+        ("U.S.", "u.s"),
+    ]  # fmt: skip
+    assert [one.place for one in transcript_tokens("a-b - c", lexicon)] == [0, 0, 2]
+
+
+@given(st.text(max_size=12))
+def test_a_bare_word_has_no_mark_at_its_ends_and_loses_nothing_else(written):
+    word = bare(written)
+    assert word in visible(written) and bare(word) == word
+    assert not word or not (is_mark(word[0]) or is_mark(word[-1]))
+    kept = [one for one in written if not is_mark(one) and not is_invisible(one)]
+    assert [one for one in word if not is_mark(one)] == kept

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fsachain.asr.cli import decoding
 from fsachain.asr.cli.decoding import DecodingGraphs, Recogniser, network_outputs
 from fsachain.asr.cli.model import AcousticModel, lang_of
 from fsachain.asr.cli.resources import Resources
+from fsachain.asr.cli.use import utterance_names
 from fsachain.asr.data import DataDir
 from fsachain.asr.decode.ctm import read_ctm
 from fsachain.asr.decode.lattices import as_transducer
@@ -258,6 +260,22 @@ def test_transcribe_prints_words_in_order_with_times_and_confidences(fsachain, m
     aligned = Aligner.load(model).align(tmp_path / "a b.wav", None, [word["word"] for word in found]).words
     assert [entry.start for entry in aligned] == [word["start"] for word in found]
     assert [entry.start + entry.duration for entry in aligned] == pytest.approx([x["end"] for x in found])
+
+
+def test_recordings_of_one_name_have_keys_of_their_own(fsachain, model, tmp_path):
+    for folder in ("a b", "c"):
+        (tmp_path / folder).mkdir()
+        record(tmp_path / folder / "1.wav")
+    record(tmp_path / "c" / "1.flac")
+    record(tmp_path / "c" / "2.wav")
+    names = ["a%20b/1", "c/1.wav", "c/1.flac", "2"]
+    files = "'a b/1.wav' c/1.wav c/1.flac c/2.wav"
+    text = fsachain.ok(f"transcribe {MODEL} {files} --format text").out
+    assert [line.split()[0] for line in text.splitlines()] == names
+    ctm = fsachain.ok(f"transcribe {MODEL} {files} --format ctm").out
+    assert list(dict.fromkeys(line.split()[0] for line in ctm.splitlines())) == names
+    paths = [Path(name) for name in ("x y.wav", "x_y.wav", "d/z.wav", "d/z.wav")]
+    assert utterance_names(paths) == ["x%20y", "x_y", "z", "z"]
 
 
 def test_a_recording_longer_than_a_piece_is_heard_to_its_end(fsachain, model, tmp_path):

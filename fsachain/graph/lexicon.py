@@ -12,7 +12,7 @@ import math
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, islice
@@ -47,17 +47,114 @@ _HEAD: dict[str, type | tuple[type, ...]] = {
 }
 
 
-_MARKS = ".,;:!?\"'()[]{}<>-\u2013\u2014\u2018\u2019\u201a\u201c\u201d\u201e\u2026\u2039\u203a\u00ab\u00bb\u00bf\u00a1"
+# Variation selectors and the grapheme joiner: marks of no sound, but of category Mn as vowel signs are.
+_JOINERS = frozenset({"\u034f", *map(chr, range(0xFE00, 0xFE10))})
+# Between two letters these part words, as a dash (category Pd) does: slashes, and what ends a sentence or clause.
+_PARTING = frozenset(
+    "/!?;\u2026\u0964\u0965\u3002\uff0c\u3001\uff01\uff1f\uff1b\u061f\u060c\u061b\u06d4\u1362\u1363\u104a\u104b\u17d4\u17d5"
+)
+# Noises and words that were broken off, whose marks mean something: [noise], <unk>, {breath}; wan-, -ted.
+_NOTED = re.compile(r"[\[<{].*[\]>}]|-\w.*|.*\w-", re.DOTALL)
+_MOST_MARKS = 16  # around a word, of which all ways to leave some are tried
 
 
-def bare(written: str) -> str:
-    """A word without the punctuation around it; a word of marks alone is empty."""
-    return written.strip(_MARKS)
+def is_mark(character: str) -> bool:
+    """Whether the character is punctuation or a symbol, in any script: Unicode's categories P* and S*."""
+    return unicodedata.category(character)[0] in "PS"
+
+
+def is_invisible(character: str) -> bool:
+    """Whether the character is neither seen nor heard: soft hyphens, zero-width spaces and joiners, marks of direction."""
+    return unicodedata.category(character) == "Cf" or character in _JOINERS
+
+
+def visible(written: str) -> str:
+    """The word without invisible characters."""
+    if written.isascii():
+        return written
+    return "".join(character for character in written if not is_invisible(character))
+
+
+def bare(written: str, letters: Container[str] = ()) -> str:
+    """The word without invisible characters and without the punctuation and symbols around it.
+
+    Marks among `letters` stay. A word of marks alone is empty.
+    """
+    seen = visible(written)
+    first, end = _edges(seen, letters)
+    return seen[first:end]
+
+
+def _edges(seen: str, letters: Container[str] = ()) -> tuple[int, int]:
+    """Where the word within its marks begins and ends; (0, 0) if there are marks alone."""
+    inner = [n for n, one in enumerate(seen) if one in letters or not is_mark(one)]
+    return (inner[0], inner[-1] + 1) if inner else (0, 0)
+
+
+def _with_fewer_marks(written: str) -> list[str]:
+    """The word as written, without invisible characters, then with fewer and fewer of the marks around it, down to none.
+
+    So a mark that is a letter of the lexicon stays: \u00ab'okina\u00bb is 'okina where the lexicon has that.
+    """
+    seen = visible(written)
+    first, end = _edges(seen)
+    if not end:
+        return [written, seen]
+    ways = [(left, right) for left in range(first + 1) for right in range(len(seen), end - 1, -1)]
+    if first + len(seen) - end > _MOST_MARKS:
+        ways = [(0, len(seen)), (first, end)]
+    ways.sort(key=lambda way: way[0] + len(seen) - way[1])
+    return list(dict.fromkeys([written, *(seen[left:right] for left, right in ways)]))
 
 
 def folded(word: str) -> str:
     """What words have in common that differ in case or in how Unicode writes a letter: `\u00e9`, or `e` and a mark."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", word).casefold())
+
+
+def _is_spoken(written: str) -> bool:
+    return any(map(str.isalnum, written))
+
+
+class Token(NamedTuple):
+    """One word of a transcript.
+
+    written: the word with its case and punctuation; word: its form in the lexicon, or else without marks, in lower case and
+    composed (NFC); place: the number, from 0, of the piece between white space that it is part of.
+    """
+
+    written: str
+    word: str
+    place: int
+
+
+def transcript_tokens(text: str | Iterable[str], lexicon: Lexicon | None = None) -> list[Token]:
+    """The words of a transcript, a line or pieces of one; a word of marks alone is left out, if the lexicon lacks it.
+
+    A piece that the lexicon lacks as a whole is parted at dashes, slashes and marks that end sentences: `well-known` and
+    `and/or` are two words each, with the mark at the end of the first.
+    """
+    found = []
+    for place, whole in enumerate(text.split() if isinstance(text, str) else text):
+        known = lexicon.known_form(whole) if lexicon else None
+        for written in [whole] if known else _parted(whole):
+            word = known or (lexicon.known_form(written) if lexicon else None)
+            plain = unicodedata.normalize("NFC", bare(written).lower())
+            if word or _is_spoken(plain):
+                found.append(Token(written, word or plain, place))
+    return found
+
+
+def _parted(whole: str) -> list[str]:
+    """The parts of a compound, each with the marks that follow it."""
+    parts, part, is_parted = list[str](), "", False
+    for one in whole:
+        if is_parted and not is_mark(one) and _is_spoken(part):
+            parts.append(part)
+            part = ""
+        part += one
+        is_parted = one in _PARTING or unicodedata.category(one) == "Pd" or (is_parted and is_mark(one))
+    return [*parts, part]
 
 
 class Pronunciation(NamedTuple):
@@ -196,13 +293,17 @@ class Lexicon:
         silence_prob: float = 0.5,
         oov: str | None = None,
     ) -> Lexicon:
-        """A lexicon that spells: each word of `texts` (split at white space, or lists) is its characters."""
+        """A lexicon that spells: each word of `texts` (split at white space, or lists) is its characters.
+
+        Words are without the punctuation and symbols around them and without invisible characters (`word_id` finds them by
+        what is written); what is nothing else is not a word.
+        """
         if isinstance(texts, str):
             raise GraphError("texts is one string; expected transcripts, such as text.splitlines()")
         words = dict.fromkeys(
-            word for text in texts for word in (text.split() if isinstance(text, str) else text)
+            bare(word) for text in texts for word in (text.split() if isinstance(text, str) else text)
         )
-        entries = [(word, 1.0, list(word)) for word in words]
+        entries = [(word, 1.0, list(word)) for word in words if word]
         return cls.from_entries(entries, silence=silence, silence_prob=silence_prob, oov=oov)
 
     def with_positions(self, without: Iterable[str] = ()) -> Lexicon:
@@ -248,7 +349,8 @@ class Lexicon:
         """Id of `word`, or of `oov` for a word that is not in the lexicon.
 
         Args:
-            word: the word.
+            word: the word, as it is written: if the lexicon lacks it so, without the punctuation, symbols and invisible
+                characters around it.
             name: utterance that the word comes from, for the error message.
 
         Raises:
@@ -257,6 +359,9 @@ class Lexicon:
         found = self._word_ids.get(word)
         if found is not None:
             return found
+        known = self._without_marks(word)
+        if known is not None:
+            return self._word_ids[known]
         if self.oov is None:
             where, known = "" if name is None else f"utterance {name!r}: ", self.known_form(word)
             like = "" if known is None else f", which has {known!r}"
@@ -273,15 +378,48 @@ class Lexicon:
         return word in self._word_ids
 
     def known_form(self, written: str) -> str | None:
-        """The word that is meant, if any: as written, in another case or form of Unicode, without punctuation around it."""
-        texts = (written, bare(written))
+        """The word that is meant, or None: as written, or else without marks around it, in another case or form of Unicode.
+
+        Marks are punctuation and symbols of any script, and invisible characters; as few as possible are taken off.
+        """
+        if written in self._word_ids:
+            return written
+        texts = _with_fewer_marks(written)
         forms = (form for text in texts for form in (text, text.lower(), text.upper()))
         found = next(filter(self.has, forms), None)
         return found or next(filter(None, (self._by_folded.get(folded(text)) for text in texts)), None)
 
+    def without_marks(self, words: Iterable[str]) -> list[str]:
+        """Take off the marks around the words of a transcript that the lexicon has without them.
+
+        A word that the lexicon has as written stays, and so does a word that it lacks with and without marks. Marks that
+        stand alone are left out. Case and Unicode form are left as they are, and so are words between square, curly or angle
+        brackets and words with a hyphen at one end: noises, and words that were broken off.
+        """
+        if all(map(self.has, words := list(words))):
+            return words
+        found = []
+        for written in words:
+            known = self._without_marks(written)
+            if known or _is_spoken(written):
+                found.append(known or written)
+        return found
+
+    def _without_marks(self, written: str) -> str | None:
+        """The word with as few of the marks around it as the lexicon has it with."""
+        if written in self._word_ids or _NOTED.fullmatch(written):
+            return written if written in self._word_ids else None
+        return next(filter(self.has, _with_fewer_marks(written)), None)
+
+    @cached_property
+    def letters(self) -> frozenset[str]:
+        """Punctuation and symbols that are phones of a lexicon that spells, such as an apostrophe."""
+        return frozenset(one for one in self.phones if len(one) == 1 and is_mark(one) and self.spells)
+
     @cached_property
     def _by_folded(self) -> dict[str, str]:
-        return {folded(word): word for word in reversed(self.words)}  # the first of several
+        """The first of the words that are the same in another case, form of Unicode or without invisible characters."""
+        return {folded(visible(word)): word for word in reversed(self.words)}
 
     def phone_id(self, phone: str) -> int:
         """Id of the phone called `phone`."""
@@ -646,8 +784,9 @@ def lm_phones(
     rng = np.random.default_rng(seed)
     silence = [] if lexicon.silence_phone is None else [lexicon.silence_phone]
     sequences = []
-    for index, words in enumerate(text):
-        refuse_text(f"text[{index}]", words)
+    for index, transcript in enumerate(text):
+        refuse_text(f"text[{index}]", transcript)
+        words = lexicon.without_marks(transcript)
         phones: list[int] = []
         sequences.append(phones)
         if not words:

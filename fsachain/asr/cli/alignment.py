@@ -50,7 +50,7 @@ from fsachain.asr.decode.times import BOUNDARIES, LEAST_SECONDS, MOST_SECONDS, B
 from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError, brief_of, but_for, counted
 from fsachain.files import said_words, write_text
 from fsachain.fsa import Fsa
-from fsachain.graph.lexicon import Lexicon
+from fsachain.graph.lexicon import Lexicon, transcript_tokens
 from fsachain.progress import counter
 
 NOT_SAID = "not_said.txt"
@@ -134,9 +134,9 @@ class Aligner:
             audio: path of a recording, or samples [L] or [channels, L], floats in [-1, 1) or 16-bit integers; numpy or
                 torch.
             sample_rate: of samples, in Hz; any. None for a path.
-            text: words, or a line of them. Case and punctuation are those of the lexicon where it has the word in
-                another case or without punctuation. A word that it lacks is spelled by its rule, if it has one, or
-                matches anything.
+            text: words, or a line of them. Each is looked up as written, then in another case and without punctuation
+                around it; words of the alignment are as written. A word that the lexicon lacks is parted at dashes and
+                slashes, is spelled by the lexicon's rule, if it has one, or matches anything. Marks alone are no words.
             tolerant: words may be skipped, said again, replaced, and other things said between them.
             name: of the utterance; by default that of the file.
 
@@ -182,14 +182,13 @@ class Aligner:
         self, spoken: Spoken, samples: Samples | Recording, outputs: Samples | None, tolerant: bool
     ) -> Alignment:
         """From network outputs, or from those of a long recording block by block."""
-        words, has = list(spoken.text or ()), self.lang.lexicon.has
-        if isinstance(spoken.text, str):  # marks between words are no words
-            words = [word for word in spoken.text.split() if has(word) or any(map(str.isalnum, word))]
+        tokens = transcript_tokens(spoken.text or "", self.lang.lexicon)
         blocks: Iterable[Any] = [samples]
         scores: Iterable[Any] = [outputs]
         if isinstance(samples, Recording):
             blocks, scores = samples.blocks(), stream_outputs(self.model, samples)
-        found = self.align_scores(_name(spoken), words, scores, tolerant=tolerant)
+        words = [token.word for token in tokens]
+        found = self.align_scores(_name(spoken), words, scores, tolerant=tolerant).as_written(tokens)
         if self.boundaries is not None:
             found = self.boundaries.refine(blocks, found)
         rate = self.model.experiment.features.sample_rate
@@ -233,7 +232,7 @@ class Aligner:
     def align_scores(
         self, name: str, words: Sequence[str], scores: Iterable[Samples], *, tolerant: bool = False
     ) -> Alignment:
-        """The same for the network's outputs, in blocks [T, P]."""
+        """The same for the network's outputs, in blocks [T, P]; words are as they are given."""
         if not words:
             raise DataError(f"utterance {name!r}: the text has no words")
         tolerance = self.tolerance if tolerant else STRICT
@@ -283,23 +282,27 @@ def align(
     normalization: Fsa | None = normalization_option(": needed for supervise"),
     textgrid: Path | None = option(OUT, "Folder for a TextGrid of each utterance, for Praat."),
     coarse: bool = coarse_option,
-    resources: Resources = with_resources("cache", "workers", "bad_data", "commands"),
+    resources: Resources = with_resources("cache", "workers", "bad_data", "commands", as_written=True),
 ) -> str:
     """Find when each word and phone of the transcripts is said.
 
     In: MODEL, made by `fsachain train`, and DATA, a Kaldi data directory. With --den only phone sequences that
     the denominator has are looked for; `fsachain supervise` takes no others, and is content with --coarse.
-    Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label confidence, in seconds);
+    Out: folder OUT with words.ctm and phones.ctm (utterance channel start duration label confidence, in seconds), words as
+    they are written in DATA;
     boundaries.npz, by which boundaries were moved, unless one lies beside the model or less than a minute is said;
     faults.jsonl if utterances cannot be used.
     Example: fsachain align model/model.safetensors train aligned --lang lang --den graphs
     """
     # Without --den the graphs are the plain numerators: once the words are known, the phone language model has no say.
     fresh(out, "words.ctm", "phones.ctm", BOUNDARIES)
-    data, found, faults = _alignments(model, lang, data, resources, normalization)
+    tokens = {one.id: transcript_tokens(one.words, lang.lexicon) for one in data}
+    said = [replace(one, words=tuple(token.word for token in tokens[one.id])) for one in data]
+    data, found, faults = _alignments(model, lang, DataDir(said), resources, normalization)
     resources.leave_out(faults, len(found), f"{out}: alignments")
     if not coarse:
         found = refined(found, sounds_of(data, model.experiment.features.sample_rate), model, out)
+    found = {name: result.as_written(tokens[name]) for name, result in found.items()}
     write_ctm(out / "words.ctm", (entry for result in found.values() for entry in result.words))
     write_ctm(out / "phones.ctm", (entry for result in found.values() for entry in result.phones))
     if textgrid is not None:
@@ -385,7 +388,7 @@ def sounds_of(data: DataDir, sample_rate: int) -> Sounds:
     return {one.id: partial(read, one) for one in data if one.audio is not None}
 
 
-def compare_times(data: Path, out: Path, silence: str | None) -> list[str]:
+def lines_of_errors(data: Path, out: Path, silence: str | None) -> list[str]:
     """Lines that compare the times in `out` with the words.ctm and phones.ctm of a data directory, which may have none."""
     reference, own = (
         {
@@ -425,8 +428,8 @@ def align_long(
 ) -> None:
     """Find when each word of a long recording is said, in memory that does not grow with it.
 
-    In: MODEL, made by `fsachain train`; RECORDING, whatever soundfile reads; TEXT, its words in order, spelt as in the
-    lexicon, separated by white space.
+    In: MODEL, made by `fsachain train`; RECORDING, whatever soundfile reads; TEXT, its words in order, separated by white
+    space. Case and punctuation need not be those of the lexicon.
     Out: folder OUT with words.ctm and phones.ctm (recording channel start duration label, in seconds), fit.txt (start,
     fit and label of each word), not_said.txt where words are skipped (the number of each in TEXT, and the word), and
     boundaries.npz as of `align`. The fit is how far the word's scores are below the best ones, per frame: where it is far
@@ -441,7 +444,10 @@ def align_long(
     tolerance = (Tolerance() if tolerant else STRICT)._replace(other=filler_cost)
     sizes = {"window": window, "lookahead": lookahead}
     frames = {key: round(seconds / timing.frame_seconds) for key, seconds in sizes.items()}
-    said = read_words(text)
+    tokens = transcript_tokens(read_words(text), lang.lexicon)
+    said = [token.word for token in tokens]
+    if not said:
+        raise DataError(f"{text}: has marks alone; expected the words of the recording")
     tell_lacking(said, lang.lexicon)
     aligner = _aligner(model, lang, said, tolerance, name, **frames)
     for scores in with_progress(model, audio, "aligning"):
@@ -449,6 +455,7 @@ def align_long(
     found = aligner.alignment(lang.lexicon.phones, timing)
     if not coarse:
         found = refined({name: found}, {name: audio.blocks}, model, out)[name]
+    found = found.as_written(tokens)
     words = found.words
     write_ctm(out / "words.ctm", words)
     write_ctm(out / "phones.ctm", found.phones)
@@ -458,7 +465,8 @@ def align_long(
     if textgrid is not None:
         write_textgrid(textgrid, {"words": words, "phones": found.phones}, audio.seconds)
     if found.skipped:
-        lines = [f"{position + 1} {said[position]}\n" for position in found.skipped]
+        skipped = [tokens[position] for position in found.skipped]
+        lines = [f"{token.place + 1} {token.written}\n" for token in skipped]
         write_text(out / NOT_SAID, "".join(lines))
         warning = "; text and recording hardly fit" if 2 * len(lines) > len(said) else ""
         click.echo(f"{len(lines)} of {counted(len(said), 'word')} were not said: {out / NOT_SAID}{warning}")

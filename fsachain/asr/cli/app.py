@@ -38,6 +38,7 @@ Using a model
   transcribe    use           Recognise recordings, and print their words with times and confidences.
   align-long    alignment     Find when each word of a long recording is said, in memory that does not grow with it.
   align-corpus  corpus        Find when each word and phone of a whole corpus is said, and where text and recordings differ.
+  compare-times times         Compare the times of two alignments of the same recordings.
   suspicious    decoding      List the words of transcripts that were hardly said, worst first.
   mend          decoding      Write transcripts anew that may be wrong: what was most likely said, given what was written.
   keyword       decoding      Look for a keyword, and count misses at a given rate of false alarms.

@@ -2,9 +2,10 @@
 
 data/              the corpus as a data directory: what was found beside each recording, in the words of the lexicon
 model/, second/    of a model trained here: the folders of `fsachain run`, first from transcripts, then from its times
-aligned.jsonl      a line for each utterance that is done, as `Alignment.to_dict`; done again where model, text or recording
-                   changed
+aligned.jsonl      a line for each utterance that is done, as `Alignment.to_dict`, with the times of the other files; done
+                   again where model, text or recording changed
 words.ctm phones.ctm, one TextGrid for each recording in the tree of the corpus
+training.log       what a training here told: objectives of each epoch, sizes, times of stages
 summary.tsv index.html    utterances, the most suspicious first; index.html has sound
 """
 
@@ -13,9 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import unicodedata
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -32,22 +32,45 @@ from fsachain.asr.cli.model import FINAL_MODEL, AcousticModel, lang_of
 from fsachain.asr.cli.options import FILE, FOLDER, OUT, Read, command, option
 from fsachain.asr.cli.resources import Resources, with_resources
 from fsachain.asr.cli.run import Run, perform
+from fsachain.asr.cli.use import in_one_word, unique_names
 from fsachain.asr.data.audio import Recording, audio_identity
 from fsachain.asr.data.kaldi_dir import DataDir
-from fsachain.asr.data.utterance import Fault, Utterance
-from fsachain.asr.decode.align import Alignment
+from fsachain.asr.data.utterance import Fault, Utterance, UtteranceError
+from fsachain.asr.decode.align import TIERS, Alignment
 from fsachain.asr.decode.ctm import CtmEntry, textgrid_name, write_ctm, write_textgrid
+from fsachain.asr.decode.textgrid import read_textgrid
 from fsachain.asr.report.page import render_page
 from fsachain.errors import ConfigError, DataError, LeftOutError, counted, require
 from fsachain.files import binary_lines, naming, parse_json, replacing, said_words, write_text
-from fsachain.graph.lexicon import Lexicon, bare
-from fsachain.progress import counter
+from fsachain.graph.lexicon import Lexicon, Token, transcript_tokens
+from fsachain.progress import counter, messages_to
 
-AUDIO = frozenset({".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff"})
-TEXTS = (".TextGrid", ".lab", ".txt")  # beside a recording
+# What soundfile reads and knows by itself.
+AUDIO = frozenset(
+    {
+        ".wav",
+        ".flac",
+        ".mp3",
+        ".ogg",
+        ".oga",
+        ".opus",
+        ".aif",
+        ".aiff",
+        ".aifc",
+        ".au",
+        ".snd",
+        ".caf",
+        ".w64",
+        ".rf64",
+    }
+    | {".sph", ".nist", ".voc"}
+)
+TEXTS = (".lab", ".txt", ".textgrid")  # beside a recording: the first that is there has its words
 DONE = "aligned.jsonl"
+LOG = "training.log"
 WIDE_BAND = 16000  # Hz, at most, where the configuration names no rate
 POOR = 0.3  # confidence of a word that index.html marks
+SUSPICIOUS = 0.3  # suspicion of an utterance whose words fit badly; right texts have 0.05 to 0.25
 WORST = 5  # utterances that the command names
 SHOWN = 200  # utterances with sound in index.html
 AT_ONCE = 64  # utterances between two writes of what is done
@@ -70,83 +93,126 @@ class Part(Utterance):
     def file(self) -> Path:
         return Path(self.audio or "")
 
+    def tokens(self, lexicon: Lexicon | None) -> list[Token]:
+        """Its words as they are written, and as they are looked up in the lexicon or spelled by their characters."""
+        return transcript_tokens(self.words, lexicon)
+
 
 def find_parts(corpus: Path, out: Path) -> tuple[list[Part], list[Fault]]:
     """The utterances of a folder as the Montreal Forced Aligner lays it out; recordings and transcripts without the other.
 
-    Beside a recording stands x.TextGrid, whose intervals are its utterances and whose tiers are speakers, or x.lab or x.txt,
-    which has its words. The speaker of the latter is the folder; of recordings in the corpus's own folder, the recording.
-    Any other x.txt may be a note: it is told, and no fault. What lies in `out` is not the corpus's.
+    Beside a recording stands x.lab or x.txt, which has its words, or x.TextGrid, whose intervals are its utterances and
+    whose tiers are speakers; of several the first in this order counts. The speaker of the former is the folder; of
+    recordings in the corpus's own folder, the recording. Any other x.txt may be a note, and is only reported. What lies in
+    `out` is not part of the corpus.
     """
     parts, faults, own = [], [], out.resolve()
     files = [
         path for path in sorted(corpus.rglob("*")) if path.is_file() and own not in path.resolve().parents
     ]
-    recordings = [path for path in files if path.suffix.lower() in AUDIO]
-
-    def name_of(path: Path) -> str:
-        return "-".join("_".join(part.split()) for part in path.relative_to(corpus).with_suffix("").parts)
-
-    first = dict[str, Path]()  # recording of each name
-    for audio in recordings:
-        where, name = audio.relative_to(corpus).with_suffix(""), name_of(audio)
-        if first.setdefault(name, audio) is not audio:
-            faults.append(Fault(str(audio), f"{audio}: has the name of {first[name]}", "duplicate id"))
-            continue
-        grid, *texts = [audio.with_suffix(suffix) for suffix in TEXTS]
-        text = next((path for path in texts if path.is_file()), None)
+    recordings: dict[Path, Path] = {}  # by the path without its ending
+    texts: dict[Path, dict[str, Path]] = {}  # the same, and by the ending in lower case
+    for path in files:
+        where, ending = path.relative_to(corpus).with_suffix(""), path.suffix.lower()
+        if ending in TEXTS:
+            texts.setdefault(where, {})[ending] = path
+        elif ending in AUDIO and recordings.setdefault(where, path) is not path:
+            faults.append(Fault(str(path), f"{path}: has the name of {recordings[where]}", "duplicate id"))
+    names = _names(list(recordings))
+    for where, audio in recordings.items():
         try:
-            if grid.is_file():
-                parts += _of_grid(grid, audio, name, where)
-            elif text is None:
-                faults.append(Fault(name, f"{audio}: no .TextGrid, .lab or .txt beside it", "missing file"))
-            else:
-                said = tuple(said_words(text))
-                speaker = where.parent.as_posix().replace("/", "-") if where.parent.name else name
-                parts.append(Part(name, "_".join(speaker.split()), said, str(audio), place=where))
+            parts += _beside(audio, names[where], where, texts.get(where, {}))
+        except UtteranceError as error:
+            faults.append(error.fault)
         except DataError as error:
-            faults.append(Fault(name, str(error), "table"))
-    recorded = {path.with_suffix("") for path in recordings}
-    alone = [path for path in files if path.suffix in TEXTS and path.with_suffix("") not in recorded]
-    notes = [str(path.relative_to(corpus)) for path in alone if path.suffix == ".txt"]
+            faults.append(Fault(names[where], str(error), "table"))
+    _tell_several([texts[where] for where in recordings if len(texts.get(where, ())) > 1])
+    alone = {where: found for where, found in texts.items() if where not in recordings}
+    notes = [str(found[".txt"].relative_to(corpus)) for found in alone.values() if ".txt" in found]
     if notes:
         named = ", ".join([*notes[:WORST], *(["..."] if len(notes) > WORST else [])])
         click.echo(f"{corpus}: {counted(len(notes), '.txt file')} without a recording beside: {named}")
     kinds = ", ".join(sorted(AUDIO))
-    for path in alone:
-        if path.suffix != ".txt":
-            faults.append(Fault(name_of(path), f"{path}: no recording beside it ({kinds})", "no recording"))
+    for where, found in alone.items():
+        for ending, path in found.items():
+            if ending != ".txt":
+                reason = f"{path}: no recording beside it ({kinds})"
+                faults.append(Fault(_joined(where), reason, "no recording"))
     return parts, faults
 
 
+def _joined(where: Path) -> str:
+    """The name of a recording by its path below the corpus."""
+    return "-".join("_".join(part.split()) for part in where.parts)
+
+
+def _names(places: Sequence[Path]) -> dict[Path, str]:
+    """The name of each recording; those of which two would be called the same, such as a-b and a/b, keep their slashes."""
+    forms = ([_joined(where) for where in places], [in_one_word(where) for where in places])
+    return dict(zip(places, unique_names(places, forms), strict=True))
+
+
+def _tell_several(beside: Sequence[Mapping[str, Path]]) -> None:
+    """Which of several transcripts of a recording counts, once for all, and which TextGrids are an aligner's output."""
+    if not beside:
+        return
+    order = ", ".join(f"x{ending}" for ending in TEXTS).replace("textgrid", "TextGrid")
+    click.echo(
+        f"{counted(len(beside), 'recording')} with more than one of {order} beside: the first in this order is read"
+    )
+    aligned = []
+    for found in beside:
+        if ".textgrid" in found:
+            with suppress(DataError):  # it is not read as a transcript, so that its faults do not matter
+                tiers = read_textgrid(found[".textgrid"])
+                if tiers and all(tier.is_aligned for tier in tiers):
+                    aligned.append(found[".textgrid"])
+    if aligned:
+        click.echo(
+            f"{counted(len(aligned), 'TextGrid')} beside recordings are the output of an aligner (tiers words, phones), "
+            f"such as {aligned[0]}; `fsachain compare-times` compares them with those made here"
+        )
+
+
+def _beside(audio: Path, name: str, where: Path, texts: Mapping[str, Path]) -> list[Part]:
+    """The utterances of a recording, by the first of the texts in the order of `TEXTS`."""
+    ending = next((one for one in TEXTS if one in texts), None)
+    if ending is None:
+        raise UtteranceError("missing file", name, f"{audio}: no .TextGrid, .lab or .txt beside it")
+    if ending == ".textgrid":
+        return _of_grid(texts[ending], audio, name, where)
+    said = tuple(said_words(texts[ending]))
+    speaker = where.parent.as_posix().replace("/", "-") if where.parent.name else name
+    return [Part(name, "_".join(speaker.split()), said, str(audio), place=where)]
+
+
 def _of_grid(path: Path, audio: Path, name: str, place: Path) -> list[Part]:
-    textgrid = require("praatio.textgrid", extra="recipes")
-    try:
-        grid = textgrid.openTextgrid(str(path), includeEmptyIntervals=False)
-        tiers = [(tier, grid.getTier(tier)) for tier in grid.tierNames]
-        rows = [
-            (tier, entry) for tier, found in tiers if hasattr(found, "insertEntry") for entry in found.entries
-        ]
-    except Exception as error:  # whatever its parser meets in a damaged file
-        raise DataError(f"{path}: cannot be read as a TextGrid: {error}") from error
-    spoken = [row for row in sorted(rows, key=lambda row: row[1][0]) if row[1][2].strip()]
+    """An utterance for each interval with a text, in order of time, on tiers that no aligner wrote."""
+    tiers = read_textgrid(path)
+    written = [tier for tier in tiers if not tier.is_aligned]
+    spoken = [(one.start, tier.name, one) for tier in written for one in tier.spoken]
+    if not spoken and any(tier.spoken for tier in tiers):
+        named = ", ".join(tier.name for tier in tiers)
+        raise UtteranceError(
+            "empty text",
+            name,
+            f"{path}: its tiers are the output of an aligner ({named}), and are not read as a transcript; expected what is "
+            f"said in {path.with_suffix('.lab').name} or {path.with_suffix('.txt').name}",
+        )
+    if not spoken:
+        points = " (points are not read)" if any(tier.is_points for tier in tiers) else ""
+        reason = f"{path}: no interval has a text{points}; expected one for each stretch that is spoken"
+        raise UtteranceError("empty text", name, reason)
     parts = []
-    for n, (tier, (start, end, text)) in enumerate(spoken):
-        speaker, said = "_".join(tier.split()) or name, tuple(text.split())
-        said_by = f"{name}-{n:04d}", speaker, said, str(audio)
-        parts.append(Part(*said_by, float(start), float(end), place=place))
+    for n, (start, tier, interval) in enumerate(sorted(spoken, key=lambda row: row[:2])):
+        speaker, said = "_".join(tier.split()) or name, tuple(interval.text.split())
+        parts.append(Part(f"{name}-{n:04d}", speaker, said, str(audio), start, interval.end, place=place))
     return parts
 
 
 def in_words_of(text: str, lexicon: Lexicon | None) -> list[str]:
     """The words of a line: as the lexicon has them where it does, else bare, in lower case and composed (NFC)."""
-    found = []
-    for written in text.split():
-        known = lexicon.known_form(written) if lexicon else None
-        word = unicodedata.normalize("NFC", bare(written).lower())
-        if known or any(map(str.isalnum, word)):
-            found.append(known or word)
-    return found
+    return [token.word for token in transcript_tokens(text, lexicon)]
 
 
 def of_data(data: DataDir) -> list[Part]:
@@ -172,7 +238,7 @@ def write_data(parts: Sequence[Part], lexicon: Lexicon | None, sample_rate: int,
     lines: dict[str, list[str]] = {"wav.scp": [], "segments": [], "text": [], "utt2spk": []}
     faults, recordings, converted = [], dict[Path, str](), out.resolve() / "audio"
     for part in parts:
-        words = in_words_of(" ".join(part.words), lexicon)
+        words = [token.word for token in part.tokens(lexicon)]
         if not words:
             faults.append(Fault(part.id, f"utterance {part.id!r}: the transcript is empty", "empty text"))
             continue
@@ -222,40 +288,111 @@ def train_on(
         lexicon = out / "lexicon.txt"
         spell(said.transcripts, lexicon, resources)
     inputs = {"train": data, "dev": dev, "test": dev, "lexicon": lexicon}
-    for folder, first in ((out / "model", None), (out / "second", out / "model")):
+    passes = (
+        ("model", None, "from transcripts alone"),
+        ("second", out / "model", "on the times of the first"),
+    )
+    for number, (name, first, how) in enumerate(passes, start=1):
+        click.echo(f"training model {number} of {len(passes)}, {how}; {out / LOG} has the figures")
         # What cannot be trained on is listed in the folder of the run, and may still be aligned.
         own = replace(resources, cache=out / "model" / "cache", faults=[])
-        with suppress(LeftOutError):
-            perform(Run(folder, experiment, inputs, own, first=first), end="train")
+        with (
+            suppress(LeftOutError),
+            (out / LOG).open("a", encoding="utf-8") as log,
+            messages_to(log),
+            redirect_stdout(log),
+        ):
+            perform(Run(out / name, experiment, inputs, own, first=first), end="train")
     return AcousticModel.load(out / "second" / "model" / FINAL_MODEL)
 
 
+class Kept:
+    """aligned.jsonl: a line about model and tolerance, then a line for each utterance that is done.
+
+    Times are those of the other files. Where they were moved from between the network's frames, `between_frames` has them as
+    they were, so that a second call goes on from the same ones.
+    """
+
+    def __init__(self, aligner: Aligner, data: DataDir, out: Path, tolerant: bool) -> None:
+        model = aligner.model.path
+        version = hashlib.sha256(model.read_bytes() if model else b"").hexdigest()[:16]
+        self.path, self._head = out / DONE, {"model": version, "tolerant": tolerant}
+        self._made_of = {
+            one.id: {"read_as": " ".join(one.words), "recording": audio_identity(one)} for one in data
+        }
+
+    def read(self) -> dict[str, Alignment]:
+        """The alignments between frames that were made of the same model, text and recording; the others are taken out."""
+        found: dict[str, Alignment] = {}
+        lines = [line_of(self._head)]
+        if self.path.is_file():
+            kept = [parse_json(line, f"{self.path}:{number}") for number, line in binary_lines(self.path)]
+            for row in kept[1:] if kept[:1] == [self._head] else ():
+                made_of = self._made_of.get(row["utterance"])
+                if made_of is not None and made_of == {key: row.get(key) for key in made_of}:
+                    found[row["utterance"]] = _between_frames(row)
+                    lines.append(line_of(row))
+        write_text(self.path, "".join(lines))
+        return found
+
+    def row(self, alignment: Alignment) -> dict[str, Any]:
+        """What is kept of an alignment between frames."""
+        return alignment.to_dict() | self._made_of[alignment.utterance]
+
+    def write(self, alignments: Iterable[Alignment], between_frames: Mapping[str, Alignment]) -> None:
+        """All of the file, with the times that the alignments have in the end."""
+        lines = [line_of(self._head)]
+        for one in alignments:
+            row = one.to_dict() | {"text": " ".join(one.transcript)} | self._made_of[one.utterance]
+            times, before = (
+                {tier: _times(found, tier) for tier in TIERS}
+                for found in (one, between_frames[one.utterance])
+            )
+            lines.append(line_of(row if times == before else row | {"between_frames": before}))
+        write_text(self.path, "".join(lines))
+
+
+def line_of(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def _times(alignment: Alignment, tier: str) -> list[list[float]]:
+    return [[entry.start, entry.end] for entry in getattr(alignment, tier)]
+
+
+def _between_frames(row: Mapping[str, Any]) -> Alignment:
+    """The alignment of a line of aligned.jsonl as it was found: in the lexicon's words, with times between frames."""
+    found = Alignment.from_dict(row)
+    times = row.get("between_frames", {tier: _times(found, tier) for tier in TIERS})
+    tiers: dict[str, Any] = {}
+    for tier in TIERS:
+        entries = getattr(found, tier)
+        labels = [entry.label for entry in entries]
+        if tier == "words" and found.normalised:
+            labels = list(found.normalised)
+        tiers[tier] = tuple(
+            CtmEntry.between(entry.utterance, start, end, label, entry.confidence)
+            for entry, label, (start, end) in zip(entries, labels, times[tier], strict=True)
+        )
+    return replace(found, normalised=(), transcript=(), **tiers)
+
+
 def align_all(
-    aligner: Aligner, data: DataDir, out: Path, tolerant: bool, resources: Resources
+    aligner: Aligner, data: DataDir, kept: Kept, tolerant: bool, resources: Resources
 ) -> dict[str, Alignment]:
-    """An alignment of each utterance, those kept in aligned.jsonl of the same model, text and recording included."""
-    model = aligner.model.path
-    version = hashlib.sha256(model.read_bytes() if model else b"").hexdigest()[:16]
-    head = {"model": version, "tolerant": tolerant}
-    made_of = {one.id: {"text": " ".join(one.words), "recording": audio_identity(one)} for one in data}
-    path, found, lines = out / DONE, dict[str, Alignment](), [json.dumps(head)]
-    if path.is_file():
-        kept = [parse_json(line, f"{path}:{number}") for number, line in binary_lines(path)]
-        for row in kept[1:] if kept[:1] == [head] else ():
-            if made_of.get(row["utterance"]) == {key: row.get(key) for key in ("text", "recording")}:
-                found[row["utterance"]] = Alignment.from_dict(row)
-                lines.append(json.dumps(row, ensure_ascii=False))
-    write_text(path, "".join(f"{line}\n" for line in lines))
+    """An alignment of each utterance between the network's frames, in the words of `data`; what is kept is not made anew."""
+    found = kept.read()
     rest = (one for one in data if one.id not in found)
-    with counter("aligning") as update, path.open("a", encoding="utf-8") as file:
+    with counter("aligning") as update, kept.path.open("a", encoding="utf-8") as file:
         while batch := list(islice(rest, AT_ONCE)):
             usable, outputs = network_outputs(aligner.model, DataDir(tuple(batch)), resources, frame_shift=0)
             rows = []
             for one in usable:
-                found[one.id] = aligner.align_scores(one.id, one.words, [outputs[one.id]], tolerant=tolerant)
-                rows.append(found[one.id].to_dict() | made_of[one.id])
-            with naming(path):
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+                made = aligner.align_scores(one.id, one.words, [outputs[one.id]], tolerant=tolerant)
+                rows.append(kept.row(made))
+                found[one.id] = _between_frames(rows[-1])  # rounded as a second call reads it
+            with naming(kept.path):
+                file.writelines(map(line_of, rows))
                 file.flush()
             update(len(found), len(data))
     return {one.id: found[one.id] for one in data if one.id in found}
@@ -301,30 +438,58 @@ class Checked:
             f"\t{' '.join(self.words[n] for n in found.skipped)}\t{found.reason}\n"
         )
 
+    @property
+    def findings(self) -> list[str]:
+        """What somebody should check, in words; empty: nothing."""
+        found = self.alignment
+        if not found.ok:
+            return [f"could not be aligned: {found.reason}"]
+        told = []
+        if found.skipped:
+            words = ", ".join(self.words[n] for n in found.skipped)
+            told.append(f"{counted(len(found.skipped), 'word')} of {len(self.words)} not heard: {words}")
+        if found.other:
+            told.append(f"{self.other:.1f} s of something that the text lacks")
+        if self.suspicion >= SUSPICIOUS:
+            poor = sum(confidence < POOR for confidence in self.confidences)
+            told.append(f"{counted(poor, 'word')} that hardly fit" if poor else "words fit badly")
+        return told
+
     def shown(self, out: Path) -> dict[str, Any]:
         """What index.html needs."""
         found, part = self.alignment, self.part
-        said = sorted([*found.words, *found.other], key=lambda entry: entry.start)
-        words = []
-        for entry in said:
-            kind = "insertion" if entry in found.other else ""
-            if not kind and (entry.confidence or 0.0) < POOR:
-                kind = "substitution"
-            times = f"{entry.start:.2f} to {entry.start + entry.duration:.2f} s, confidence {entry.confidence:.2f}"
-            words.append({"label": entry.label, "kind": kind, "title": times})
-        words += [{"label": self.words[n], "kind": "deletion", "title": "not said"} for n in found.skipped]
         place = quote(os.path.relpath(part.file.resolve(), out.resolve()))
         end = "" if part.end is None else f",{part.end:.12g}"
         stretch = f"#t={part.start:.12g}{end}" if part.start or end else ""
         return {
             "id": part.id,
             "speaker": part.speaker,
+            "suspicion": self.suspicion,
             "seconds": found.seconds,
             "confidence": self.confidence,
-            "reason": found.reason,
-            "words": words,
+            "findings": self.findings,
+            "words": self._marked_words(),
             "sound": place + stretch,
         }
+
+    def _marked_words(self) -> list[dict[str, str]]:
+        """Words and what was said between them in order of time; words that were not said stand where the text has them."""
+        found, left = self.alignment, list(self.alignment.skipped)
+        positions = dict(zip(found.words, found.positions, strict=True))
+        words = []
+        for entry in sorted([*found.words, *found.other], key=lambda entry: entry.start):
+            position = positions.get(entry)
+            while left and position is not None and left[0] < position:
+                words.append(self._not_said(left.pop(0)))
+            kind = "insertion" if position is None else ""
+            if position is not None and self.findings and (entry.confidence or 0.0) < POOR:
+                kind = "substitution"
+            title = f"{entry.start:.2f} to {entry.end:.2f} s, confidence {entry.confidence or 0.0:.2f}"
+            words.append({"label": entry.label, "kind": kind, "title": title})
+        return words + [self._not_said(position) for position in left]
+
+    def _not_said(self, position: int) -> dict[str, str]:
+        return {"label": self.words[position], "kind": "deletion", "title": "not heard"}
 
 
 SUMMARY = "utterance\tspeaker\tsuspicion\tseconds\twords\tconfidence\tlowest\tskipped\tother_seconds\tnot_said\treason\n"
@@ -357,8 +522,17 @@ def write_found(checked: Sequence[Checked], out: Path) -> list[Checked]:
     skipped = sum(len(one.alignment.skipped) for one in checked)
     said = f"{counted(words, 'word')}, of which {skipped} not said"
     about = f"{counted(len(checked), 'utterance')}, {said}; summary.tsv has all"
-    shown = [one.shown(out) for one in ordered[:SHOWN]]
-    page = render_page("alignments.html", media="*", title=out.resolve().name, about=about, utterances=shown)
+    marked = [one for one in ordered if one.findings]
+    values = {
+        "title": out.resolve().name,
+        "about": about,
+        "marked": [one.shown(out) for one in marked[:SHOWN]],
+        "num_marked": len(marked),
+        "others": [one.shown(out) for one in ordered if not one.findings][: max(0, SHOWN - len(marked))],
+        "threshold": SUSPICIOUS,
+        "poor": POOR,
+    }
+    page = render_page("alignments.html", media="*", **values)
     write_text(out / "index.html", page)
     return ordered
 
@@ -426,15 +600,24 @@ def align_corpus(
         model = train_on(data, lexicon, experiment, out, resources)
     aligner, spoken = Aligner(model, lang_of(model)), DataDir.read(data)
     tell_lacking([word for one in spoken for word in one.words], aligner.lang.lexicon)
-    found = align_all(aligner, spoken, out, not strict, resources)
+    kept = Kept(aligner, spoken, out, not strict)
+    found = between_frames = align_all(aligner, spoken, kept, not strict, resources)
     if not coarse:
         found = refined(found, sounds_of(spoken, rate), model, out)
-    texts, by_id = spoken.transcripts, {part.id: part for part in parts}
-    checked = [Checked(by_id[name], texts[name], alignment) for name, alignment in found.items()]
+    by_id = {part.id: part for part in parts}
+    found = {name: one.as_written(by_id[name].tokens(known)) for name, one in found.items()}
+    kept.write(found.values(), between_frames)
+    checked = [Checked(by_id[name], one.transcript, one) for name, one in found.items()]
     ordered = write_found(checked, out)
     bad = [Fault(one.part.id, one.alignment.reason, "no path") for one in checked if not one.alignment.ok]
     resources.leave_out(bad, len(checked) - len(bad), str(corpus))
-    click.echo(f"{counted(len(checked), 'utterance')} aligned; the most suspicious:")
-    for one in ordered[:WORST]:
-        click.echo(f"  {one.suspicion:6.3f}  {one.part.id}  {' '.join(one.words)[:80]}")
+    marked = [one for one in ordered if one.findings]
+    told = (
+        f"{len(marked)} of them to be checked, the most suspicious first:"
+        if marked
+        else "nothing to be checked"
+    )
+    click.echo(f"{counted(len(checked), 'utterance')} aligned; {told}")
+    for one in marked[:WORST]:
+        click.echo(f"  {one.part.id}: {'; '.join(one.findings)[:120]}")
     click.echo(f"-> {out / 'index.html'}")

@@ -152,9 +152,13 @@ lang_option = option(LANG, "Folder made by `fsachain lang`.", "--lang", required
 def usable_transcripts(
     said: Mapping[str, Sequence[str]], lexicon: Lexicon | None = None
 ) -> tuple[dict[str, Sequence[str]], list[Fault]]:
-    """Those with words, and where `lexicon` is given without one that it refuses; and the faults of the others."""
+    """Those with words, and where `lexicon` is given without one that it refuses; and the faults of the others.
+
+    Words are without marks that the lexicon lacks (`Lexicon.without_marks`).
+    """
     usable, faults = dict[str, Sequence[str]](), []
-    for name, words in said.items():
+    for name, written in said.items():
+        words = written if lexicon is None else lexicon.without_marks(written)
         try:
             for word in words:
                 if lexicon is not None:
@@ -228,7 +232,8 @@ def spell(
     """Make a lexicon of characters, where there is no dictionary.
 
     In: TEXT, transcripts in Kaldi's format (utterance word ...) or a data set.
-    Out: OUT, a lexicon for `fsachain lang`: each word of TEXT is spelled by its characters.
+    Out: OUT, a lexicon for `fsachain lang`: each word of TEXT is spelled by its characters. Punctuation and symbols around a
+    word, and invisible characters such as soft hyphens, are not part of it.
     Example: fsachain spell train/text spelled.txt
     """
     lexicon = Lexicon.characters(_usable(text, None, out, resources), silence=None)

@@ -202,13 +202,16 @@ def _attempt(make: Callable[..., Any], items: list[tuple[str, Any]]) -> list[tup
     return found
 
 
-def with_resources(*names: str, beside: bool = False, files: tuple[str, ...] = ()) -> Any:
+def with_resources(
+    *names: str, beside: bool = False, files: tuple[str, ...] = (), as_written: bool = False
+) -> Any:
     """The default of a command's parameter `resources`: gives it the options of these names, and what they say.
 
     Names are those of `RESOURCE_OPTIONS`, in the order of `--help`. With "bad_data" the data sets `data` and `dev` and the
     transcripts `text` come read, the faults are printed at the command's end and written to `faults.jsonl` in the folder of
     its argument `out`, or beside that where it is a file (`beside`), and `LeftOutError` is raised. Of a command without
-    `out` they stand beside the first of the arguments `files` that is given, else in the working directory.
+    `out` they stand beside the first of the arguments `files` that is given, else in the working directory. Words are
+    without the marks around them that the lexicon of the argument `lang` lacks, unless `as_written`.
     """
 
     def prepare(arguments: dict[str, Any], stack: ExitStack) -> None:
@@ -223,10 +226,16 @@ def with_resources(*names: str, beside: bool = False, files: tuple[str, ...] = (
         is_file = beside or files
         faults = out.with_name(f"{out.stem}.{FAULTS_FILE}") if is_file else out / FAULTS_FILE
         stack.enter_context(resources.listing(faults))
-        reads = {"dev": resources.read, "data": resources.read, "text": resources.transcripts}
-        for name, read in reads.items():
+        lexicon = None if as_written else getattr(arguments.get("lang"), "lexicon", None)
+        for name in ("dev", "data"):
             if arguments.get(name) is not None:
-                arguments[name] = read(arguments[name])
+                read = resources.read(arguments[name])
+                arguments[name] = read if lexicon is None else read.without_marks(lexicon)
+        if arguments.get("text") is not None:
+            said = resources.transcripts(arguments["text"])
+            if lexicon is not None:
+                said = {name: lexicon.without_marks(words) for name, words in said.items()}
+            arguments["text"] = said
 
     options = together(*(RESOURCE_OPTIONS[name] for name in names))
     return Option(lambda _: options.declare(""), prepare=prepare)

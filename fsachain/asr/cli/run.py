@@ -38,7 +38,7 @@ from typing import Any
 
 import click
 
-from fsachain.asr.cli.alignment import align, compare_times, learn_boundaries
+from fsachain.asr.cli.alignment import align, learn_boundaries, lines_of_errors
 from fsachain.asr.cli.chosen import Chosen, choose_options
 from fsachain.asr.cli.config import CONFIG, Experiment, config_option, given_options
 from fsachain.asr.cli.decoding import WEIGHTS, DecodingGraphs, Recogniser, refuse_with_spelling
@@ -168,7 +168,8 @@ class Run:
         return "rescore" in self.inputs or bool(options.network_epochs or options.speeds)
 
     def data(self, split: str) -> DataDir:
-        return self.resources.read(self.inputs[split])
+        """The utterances of a set; their words are without marks that the lexicon lacks."""
+        return self.resources.read(self.inputs[split]).without_marks(self.lang.lexicon)
 
     @property
     def lang(self) -> Lang:
@@ -198,7 +199,7 @@ class Run:
 
 
 def _lang(run: Run) -> None:
-    said = run.data("train").transcripts
+    said = run.resources.read(run.inputs["train"]).transcripts
     lexicon, out, seed = run.inputs["lexicon"], run.exp / "lang", run.config.train.seed
     print(make_lang(lexicon, out, said, run.config, seed, run.resources))
 
@@ -298,8 +299,9 @@ def _tuned(run: Run) -> dict[str, Any]:
 def _align(run: Run) -> None:
     out, model = run.exp / "align", run.model(run.exp)
     learn_boundaries(model, run.lang, run.data("train"), run.resources)
-    print(align(model, run.data("test"), out, run.lang, resources=run.resources))
-    for line in compare_times(run.inputs["test"], out, run.lang.lexicon.silence):
+    test = run.resources.read(run.inputs["test"])
+    print(align(model, test, out, run.lang, resources=run.resources))
+    for line in lines_of_errors(run.inputs["test"], out, run.lang.lexicon.silence):
         print(line)
 
 
@@ -316,7 +318,7 @@ def _report(run: Run) -> None:
         *(f"{name:12} {(out / 'wer.txt').read_text().splitlines()[0]}" for name, out in scored.items()),
         f"dev          WER {dev['wer']:.2f} %, LM weight {dev['lm_weight']:g}, "
         f"word insertion penalty {dev['word_insertion_penalty']:g}",
-        *compare_times(run.inputs["test"], run.exp / "align", run.lang.lexicon.silence),
+        *lines_of_errors(run.inputs["test"], run.exp / "align", run.lang.lexicon.silence),
         f"size         {counted(parameters, 'parameter')}, seed {seed}",
         f"training     {counted(len(epochs), 'epoch')}, {trained:.1f} s, of which the loss took {100 * share:.0f} %",
         f"time         {'  '.join(f'{one.name} {one.seconds:.1f} s' for one in stages if one.seconds is not None)}",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from fsachain.asr.cli.options import OUT, command, many, option
 from fsachain.asr.data.audio import Recording
 from fsachain.asr.data.cmvn import SlidingCmvn
 from fsachain.asr.data.features import FeatureStream
+from fsachain.asr.decode.ctm import CtmEntry, ctm_lines
 from fsachain.asr.decode.decoder import Decoder
 from fsachain.asr.decode.transcribe import PauseCutter, Piece, RecognisedWord, Transcriber, silence_pdfs
 from fsachain.asr.nn.export import export_onnx
@@ -105,7 +108,7 @@ def transcribe(
     decoder = Decoder(graph, graphs.words, model.experiment.decoding.search)
     transcriber = Transcriber(decoder, lexicon, tree, model.timing)
     refused = 0
-    for path in files:
+    for path, name in zip(files, utterance_names(files), strict=True):
         try:
             recording = Recording(path, model.experiment.features.sample_rate)
             words = _recognise(model, transcriber, recording, path, max_seconds)
@@ -113,7 +116,7 @@ def transcribe(
             click.echo(f"error: {error}", err=True)
             refused += 1
             continue
-        text = transcript_text(path, recording.seconds, words, form)
+        text = transcript_text(path, name, recording.seconds, words, form)
         if text:
             click.echo(text)
     if refused:
@@ -139,17 +142,21 @@ def _recognise(
     return words
 
 
-def transcript_text(path: Path, seconds: float, words: Sequence[RecognisedWord], form: str) -> str:
-    """A transcript as "table" (for people), "text" (one line as in Kaldi's `text`), "ctm" or "json" (one line)."""
-    name = utterance_name(path)
+def transcript_text(path: Path, name: str, seconds: float, words: Sequence[RecognisedWord], form: str) -> str:
+    """A transcript as "table" (for people), "text" (one line as in Kaldi's `text`), "ctm" or "json" (one line).
+
+    `name` is the utterance's in "text" and "ctm".
+    """
     if form == "text":
         return " ".join([name, *(one.word for one in words)])
     if form == "ctm":
-        return "\n".join(
-            f"{name} 1 {one.start:.3f} {one.duration:.3f} {one.word} {one.confidence:.3f}" for one in words
-        )
-    if form == "json":
         entries = [
+            CtmEntry.between(name, one.start, one.start + one.duration, one.word, one.confidence)
+            for one in words
+        ]
+        return "\n".join(ctm_lines(entries))
+    if form == "json":
+        rows = [
             {
                 "word": one.word,
                 "start": round(one.start, 3),
@@ -158,7 +165,7 @@ def transcript_text(path: Path, seconds: float, words: Sequence[RecognisedWord],
             }
             for one in words
         ]
-        record = {"file": str(path), "seconds": round(seconds, 3), "words": entries}
+        record = {"file": str(path), "seconds": round(seconds, 3), "words": rows}
         return json.dumps(record, ensure_ascii=False)
     lines = [f"{path}: {seconds:.2f} s, {counted(len(words), 'word')}"]
     if words:
@@ -171,6 +178,44 @@ def transcript_text(path: Path, seconds: float, words: Sequence[RecognisedWord],
 def utterance_name(path: Path) -> str:
     """The name without its ending; white space becomes "_"."""
     return "_".join(path.stem.split()) or "recording"
+
+
+def utterance_names(paths: Sequence[Path]) -> list[str]:
+    """A name for each of several recordings, which no other has.
+
+    The name of the file without its ending, as `utterance_name`; for files that would have the same, the path below the
+    folder that all are in, without the ending or else with it. A file that is given twice has the same name twice.
+    """
+    whole = [Path(os.path.abspath(path)) for path in paths]  # noqa: PTH100 (links stay)
+    common = Path(os.path.commonpath([path.parent for path in whole])) if whole else Path()
+    below = [path.relative_to(common) for path in whole]
+    forms = (
+        [utterance_name(path) for path in paths],
+        [in_one_word(path.with_suffix("")) for path in below],
+        [in_one_word(path) for path in below],
+        [in_one_word(path) for path in whole],
+    )
+    return unique_names(whole, forms)
+
+
+def unique_names(things: Sequence[Hashable], forms: Sequence[Sequence[str]]) -> list[str]:
+    """For each of the things the first of its forms that no other thing has."""
+    names = [""] * len(things)
+    for form in forms:
+        taken = {name for name in names if name}
+        owners: dict[str, set[Hashable]] = {}
+        left = [place for place, name in enumerate(names) if not name]
+        for place in left:
+            owners.setdefault(form[place], set()).add(things[place])
+        for place in left:
+            if len(owners[form[place]]) == 1 and form[place] not in taken:
+                names[place] = form[place]
+    return names
+
+
+def in_one_word(path: Path) -> str:
+    """The path with white space as %20 and the like, so that it can be a key of Kaldi's tables."""
+    return re.sub(r"\s", lambda found: f"%{ord(found[0]):02X}", path.as_posix())
 
 
 @command(model=TRAINED, out=OUT)

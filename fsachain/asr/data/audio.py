@@ -145,8 +145,13 @@ def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
         _check_seconds(utterance, count / sample_rate)
         if channel is not None and channel >= file.channels:
             raise DataError(f"has {file.channels} channels, channel {channel} is asked for (counted from 0)")
-        file.seek(start)
         parts, step = [], max(1, _BLOCK // file.channels)  # a header can claim any number of samples
+        if file.seekable():
+            file.seek(start)
+        else:  # GSM 6.10 and some kinds of ADPCM are decoded from their start alone
+            before = start
+            while before > 0 and (skipped := len(file.read(min(before, step), dtype="float32"))):
+                before -= skipped
         while count > 0 and len(block := file.read(min(count, step), dtype="float32", always_2d=True)):
             parts.append(block.mean(axis=1) if channel is None else block[:, channel].copy())
             count -= len(block)

@@ -19,7 +19,7 @@ from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import repeat
 from operator import itemgetter
@@ -30,6 +30,7 @@ from fsachain.asr.data.cuts import holds_cuts, read_cuts
 from fsachain.asr.data.utterance import Fault, Faults, Utterance, UtteranceError, is_command, shortened
 from fsachain.errors import DataError, brief
 from fsachain.files import LONGEST_LINE, binary_lines, line_text, without_collector
+from fsachain.graph.lexicon import Lexicon
 
 __all__ = ["DataDir", "Utterance", "is_command", "read_table"]
 
@@ -288,6 +289,14 @@ class DataDir:
     def join(cls, parts: Iterable[DataDir]) -> DataDir:
         """All utterances of several directories, in their order; DataError where an id occurs twice."""
         return cls(tuple(utterance for part in parts for utterance in part))
+
+    def without_marks(self, lexicon: Lexicon) -> DataDir:
+        """The same utterances, without marks around their words that the lexicon lacks: `Lexicon.without_marks`."""
+        utterances = []
+        for one in self.utterances:
+            words = tuple(lexicon.without_marks(one.words))
+            utterances.append(one if words == one.words else replace(one, words=words))
+        return DataDir(tuple(utterances))
 
     def select(self, keep: Callable[[Utterance], bool]) -> DataDir:
         """The utterances for which `keep` is true, in the same order."""

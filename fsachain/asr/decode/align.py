@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from fsachain.asr.decode.ctm import CtmEntry, write_textgrid
+from fsachain.asr.decode.ctm import CtmEntry, ctm_lines, write_textgrid
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
 from fsachain.errors import (
@@ -37,7 +37,7 @@ from fsachain.errors import (
 )
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.lexicon import Lexicon, bare
+from fsachain.graph.lexicon import Lexicon, Token, bare
 from fsachain.graph.numerator import STAR_PHONE, Numerator, numerator_of_phones
 from fsachain.graph.spelling import NO_WORD, Way, transcript_acceptor, ways_to_say
 from fsachain.graph.supervision import AlignedPhone
@@ -92,6 +92,9 @@ class Alignment:
         other: stretches where something else was said, in place of a word or between words.
         seconds: the duration of the recording, where it was read here (`Aligner.align`); else that of all frames.
         reason: why there is no alignment; "" where there is one.
+        positions: for each of `words` its position in the transcript.
+        normalised: for each of `words` the form in which it was looked up; empty: as it is written.
+        transcript: the words of the transcript as they are written, which `skipped` and `positions` count; empty: not known.
     """
 
     utterance: str
@@ -102,6 +105,9 @@ class Alignment:
     other: tuple[CtmEntry, ...] = ()
     seconds: float = 0.0
     reason: str = ""
+    positions: tuple[int, ...] = ()
+    normalised: tuple[str, ...] = ()
+    transcript: tuple[str, ...] = ()
 
     __repr__ = brief
 
@@ -110,24 +116,43 @@ class Alignment:
         """Whether there is an alignment."""
         return not self.reason
 
+    def as_written(self, tokens: Sequence[Token]) -> Alignment:
+        """The same with the words as they are written in the transcript, whose words are `tokens`."""
+        words = [
+            entry._replace(label=tokens[position].written)
+            for entry, position in zip(self.words, self.positions, strict=True)
+        ]
+        normalised = tuple(tokens[position].word for position in self.positions)
+        written = tuple(token.written for token in tokens)
+        return replace(self, words=tuple(words), normalised=normalised, transcript=written)
+
     def to_ctm(self) -> str:
         """The words as lines of a CTM file."""
-        return "".join(f"{entry}\n" for entry in self.words)
+        return "".join(f"{line}\n" for line in ctm_lines(self.words))
 
     def to_textgrid(self, path: str | Path) -> None:
         """Write words and phones as a TextGrid for Praat."""
         write_textgrid(path, {"words": self.words, "phones": self.phones}, self.seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Numbers and texts alone, for JSON: times in seconds."""
+        """Numbers and texts alone, for JSON: times in seconds.
+
+        A word has its label as it is written, the form in which it was looked up ("normalised") and its position.
+        """
 
         def row(entry: CtmEntry) -> dict[str, Any]:
-            times = {"start": entry.start, "end": round(entry.start + entry.duration, 6)}
+            times = {"start": round(entry.start, 6), "end": entry.end}
             return {"label": entry.label, **times, "confidence": round(entry.confidence or 0.0, 4)}
 
         own: dict[str, Any] = {"utterance": self.utterance, "seconds": self.seconds}
         own |= {"log_prob": self.log_prob if self.ok else None, "reason": self.reason}
         rows = {name: [row(entry) for entry in getattr(self, name)] for name in TIERS}
+        for word, position in zip(rows["words"], self.positions, strict=False):
+            word["position"] = position
+        for word, form in zip(rows["words"], self.normalised, strict=False):
+            word["normalised"] = form
+        if self.transcript:
+            own["transcript"] = list(self.transcript)
         return {**own, "skipped": list(self.skipped), **rows}
 
     @classmethod
@@ -136,12 +161,14 @@ class Alignment:
         name = values["utterance"]
 
         def entry(row: Mapping[str, Any]) -> CtmEntry:
-            duration = round(row["end"] - row["start"], 6)
-            return CtmEntry(name, row["start"], duration, row["label"], row["confidence"])
+            return CtmEntry.between(name, row["start"], row["end"], row["label"], row["confidence"])
 
         tiers: dict[str, Any] = {tier: tuple(map(entry, values[tier])) for tier in TIERS}
         log_prob = -math.inf if values["log_prob"] is None else values["log_prob"]
-        rest = {"seconds": values["seconds"], "reason": values["reason"]}
+        rest: dict[str, Any] = {"seconds": values["seconds"], "reason": values["reason"]}
+        for field, key in (("positions", "position"), ("normalised", "normalised")):
+            rest[field] = tuple(row[key] for row in values["words"] if key in row)
+        rest["transcript"] = tuple(values.get("transcript", ()))
         return cls(name, log_prob, skipped=tuple(values["skipped"]), **tiers, **rest)
 
 
@@ -224,12 +251,12 @@ def alignment_of(
     `arcs` has an arc number for each frame, as `BestPath.arcs`, `margins` the score of its pdf minus the best one. `filler`
     and the next one are the pdfs of what can be anything.
     """
-    starts = [round(timing.start_of(frame), 6) for frame in range(len(arcs) + 1)]
+    starts = [timing.start_of(frame) for frame in range(len(arcs) + 1)]
     sums = np.concatenate([[0.0], np.cumsum(margins, dtype=np.float64)])
 
     def entry(first: int, end: int, label: str) -> CtmEntry:
         sure = math.exp(min(0.0, float(sums[end] - sums[first]) / (end - first)))
-        return CtmEntry(name, starts[first], round(starts[end] - starts[first], 6), label, sure)
+        return CtmEntry.between(name, starts[first], starts[end], label, sure)
 
     is_filler = np.zeros(len(arcs), np.bool_) if filler is None else numerator.fsa.pdf[arcs] >= filler
     is_other = is_filler & (numerator.arc_word[arcs] == NO_WORD)
@@ -255,7 +282,16 @@ def alignment_of(
     edges = np.flatnonzero(np.diff(np.concatenate([[0], is_other, [0]])))
     other = [entry(first, end, OTHER) for first, end in zip(edges[::2], edges[1::2], strict=True)]
     skipped = tuple(n for n in range(len(numerator.words)) if n not in heard)
-    return Alignment(name, log_prob, tuple(words), tuple(said), skipped, tuple(other), starts[-1])
+    return Alignment(
+        name,
+        log_prob,
+        tuple(words),
+        tuple(said),
+        skipped,
+        tuple(other),
+        round(starts[-1], 6),
+        positions=tuple(position for position, _, _ in spoken),
+    )
 
 
 class Tolerance(NamedTuple):
@@ -323,7 +359,7 @@ def alignment_numerator(
     unspelled = np.zeros(count, np.bool_)
     can_replace = max(tolerance.replace, tolerance.other) < math.inf
     for position, written in enumerate(words):
-        known, word = lexicon.known_form(written), bare(written) or written
+        known, word = lexicon.known_form(written), bare(written, lexicon.letters) or written
         spelling = lexicon.spelled(word) if known is None else None
         if spelling is not None:
             own = [Way(spelling, 0.0, position, position)]

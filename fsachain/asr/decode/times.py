@@ -540,8 +540,9 @@ class _Moved:
             return known.get(_key(time), time + float(np.interp(time, old[order], shift[order])))
 
         def at_new(entry: CtmEntry) -> CtmEntry:
-            start, end = moved(entry.start, new_start), moved(entry.start + entry.duration, new_end)
-            return entry._replace(start=round(start, 6), duration=round(end - start, 6))
+            start = moved(entry.start, new_start)
+            end = moved(entry.end, new_end)
+            return CtmEntry.between(entry.utterance, start, end, entry.label, entry.confidence)
 
         heard = {(_key(phone.start), phone.label): phone for phone in before.phones}
         phones = []
@@ -550,8 +551,9 @@ class _Moved:
             if phone is None and labels[place] == OTHER:
                 continue
             start, end = float(self.starts[place]), float(self.ends[place])
-            phone = phone or CtmEntry(before.utterance, start, end - start, labels[place], 1.0)
-            phones.append(phone._replace(start=round(start, 6), duration=round(end - start, 6)))
+            confidence = 1.0 if phone is None else phone.confidence
+            label = labels[place] if phone is None else phone.label
+            phones.append(CtmEntry.between(before.utterance, start, end, label, confidence))
         words, other = tuple(map(at_new, before.words)), tuple(map(at_new, before.other))
         return replace(before, words=words, phones=tuple(phones), other=other)
 

@@ -162,7 +162,11 @@ class Transcriber:
             return []
         offset = first_frame * self.timing.frame_seconds
         words = timed_words(lattice, nnet_output, self.lexicon, self.tree, self.timing, name)
-        return [word._replace(start=round(word.start + offset, 6)) for word in words]
+        moved = []
+        for word in words:
+            start, end = round(word.start + offset, 6), round(word.start + word.duration + offset, 6)
+            moved.append(word._replace(start=start, duration=round(end - start, 6)))
+        return moved
 
 
 class Piece(NamedTuple):

@@ -37,6 +37,7 @@ from fsachain.errors import DataError, FsachainError, require
 from fsachain.files import binary_lines, parse_json
 from fsachain.fsa import Fsa
 from fsachain.graph.algorithms import GraphFacts, graph_facts
+from fsachain.graph.lexicon import Lexicon
 from fsachain.graph.numerator import load_numerators
 
 if TYPE_CHECKING:
@@ -428,6 +429,10 @@ def _read_data(found: Findings) -> None:
                 seconds = sum(seconds_of(utterance) for utterance in data)
         found.sizes.append(DataSize(name, len(data), len(words), len(set(words)), len(speakers), seconds))
         if name == "test":
+            lexicon = found.layout.lang / "lexicon.json"
+            if lexicon.is_file():  # scored as `decode` does
+                known = found.attempt("data", Lexicon.load, lexicon)
+                data = data if known is None else data.without_marks(known)
             found.data = data
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -86,8 +85,7 @@ class ShownProgress(Progress):
         self._epoch.enter_context(progress.counter("final model", self._stream))
 
     def message(self, text: str) -> None:
-        # Above a bar, which takes the place of standard error.
-        print(text, file=self._stream or sys.stderr, flush=True)
+        progress.message(text, self._stream)  # above a bar, which takes the place of standard error
 
     def close(self) -> None:
         self._epoch.close()
