@@ -13,6 +13,9 @@ ATHERIS_PACKAGE := atheris==3.0.0
 PIP_FLAGS := --quiet --disable-pip-version-check --no-input
 # CuPy and NVRTC, by which kernels are compiled even where there is no GPU: cuda12 for drivers older than those of CUDA 13.
 CUDA ?= cuda13
+# Lightning, accelerate and Hugging Face's Trainer, of which fsachain needs none.
+TRAINERS := build/trainers
+TRAINER_PACKAGES := torch==2.13.0 lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0
 # Test workers and single-threaded kernels share the cores.
 TEST_WORKERS ?= 2
 CORPUS ?=
@@ -22,7 +25,7 @@ PROMPTS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all size test-kaldi test-kills fuzz soak verify check bench bench-graphs digits prompts dialogue handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu gpu-pack gpu-report clean docs mini-librispeech
+.PHONY: help setup demo test test-all size test-kaldi test-kills test-trainers test-versions release-check fuzz soak verify check bench bench-graphs digits prompts dialogue handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu gpu-pack gpu-report clean docs mini-librispeech
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -66,7 +69,7 @@ docs: $(STAMP)  ## the documentation as a site, in build/site
 test: $(STAMP)  ## the tests that every change has to pass: a few minutes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -q --ignore tests/slow --ignore tests/gpu $(ARGS)
 
-test-all: $(STAMP)  ## everything else: sanitizers, emulated kernels, fuzz, kills, recipes, browsers, many processes
+test-all: $(STAMP) $(TRAINERS)/.installed  ## everything else: sanitizers, emulated kernels, fuzz, kills, recipes, browsers, many processes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -q tests/slow tests/gpu $(ARGS)
 
 $(ORACLE)/.installed:
@@ -84,6 +87,20 @@ test-kills: $(STAMP)  ## kill a training at every point where it touches a file,
 $(ATHERIS)/.installed:
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --target $(ATHERIS) $(ATHERIS_PACKAGE)
 	@touch $@
+
+$(TRAINERS)/.installed: constraints.txt setup.cfg
+	@$(PYTHON) -m venv $(TRAINERS)
+	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(TRAINERS)/bin/python -m pip install $(PIP_FLAGS) numpy scipy numba filelock $(TRAINER_PACKAGES)
+	@touch $@
+
+test-trainers: $(STAMP) $(TRAINERS)/.installed  ## batches with graphs in Lightning, accelerate and Hugging Face's Trainer
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/slow/test_trainers.py $(ARGS)
+
+test-versions: $(STAMP)  ## the library's tests with the oldest and the newest versions: ARGS="oldest --suite losses"; 5 GB a row
+	@$(BIN)/python -m tools.versions $(ARGS)
+
+release-check: $(STAMP)  ## what a release needs: versions, changelog, links, packages, docs, tests
+	@$(BIN)/python -m tools.release --check $(ARGS)
 
 fuzz: $(STAMP) $(ATHERIS)/.installed  ## feed every reader of files with damaged ones, guided by coverage: ten minutes and more
 	@OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(ATHERIS) $(BIN)/python -m tools.fuzz.run $(ARGS)

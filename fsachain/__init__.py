@@ -41,7 +41,7 @@ _NAMES = {  # by module
     "graph.context": "BiphoneCounts ContextTree",
     "graph.ctc": "ctc_graph",
     "graph.decoding": "DecodingGraph build_decoding_graph",
-    "graph.denominator": "build_denominator ctc_denominator",
+    "graph.denominator": "build_denominator ctc_denominator ctc_numerator",
     "graph.forgive": "Forgiveness forgive",
     "graph.grammar": "estimate_arpa grammar_from_arpa ngram_acceptor word_loop",
     "graph.lexicon": "Lexicon lm_phones",
@@ -86,13 +86,7 @@ def __getattr__(name: str) -> Any:
         import_module("fsachain.errors").require("click", extra="recipes")
     value = getattr(import_module(home), name)
     globals()[name] = value
-    if "fsachain.fsa" in sys.modules:
-        sys.modules["fsachain.fsa"].Fsa.svg_of = _graph_svg
     return value
-
-
-def _graph_svg(fsa: Any) -> str | None:
-    return import_module("fsachain.asr.plot.graph").graph_svg(fsa)  # type: ignore[no-any-return]
 
 
 def __dir__() -> list[str]:

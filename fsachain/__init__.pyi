@@ -67,6 +67,7 @@ from fsachain.graph.decoding import (
 from fsachain.graph.denominator import (
     build_denominator as build_denominator,
     ctc_denominator as ctc_denominator,
+    ctc_numerator as ctc_numerator,
 )
 from fsachain.graph.forgive import Forgiveness as Forgiveness, forgive as forgive
 from fsachain.graph.grammar import (

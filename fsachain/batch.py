@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from fsachain.errors import BackendUnavailable, ShapeError, brief, integer, refuse_text
 from fsachain.fsa import Fsa
+from fsachain.opaque import opaque
 from fsachain.table import TransitionTable, compile_table
 
 # By name, since backends import this file.
@@ -35,6 +36,7 @@ class HasFsa(Protocol):
 Graph = Fsa | TransitionTable | HasFsa
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class TableBatch:
     """N sequences, each with a table of its own (`pack`) or all with the same one (`share`).
@@ -147,6 +149,8 @@ def pack_graphs(
     """The batch of what a caller gave as `argument`: a list of graphs, or a batch, which is returned as it is."""
     if isinstance(graphs, TableBatch):
         return graphs
+    if _is_product(graphs):
+        raise ShapeError(_PAIR.format(f"{argument} is", f"{argument}[0] in a list"))
     if not isinstance(graphs, Iterable):
         raise ShapeError(
             f"{argument} is one {type(graphs).__name__}; expected a TableBatch or a list of graphs, one for each sequence "
@@ -163,11 +167,25 @@ def pack_graphs(
     return TableBatch(tables, len(tables), _checked_names(names, len(tables)), is_shared=False)
 
 
+_PAIR = "{} a pair of a graph and its arcs, as product() returns; expected the graph alone, {}"
+
+
+def _is_product(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], Fsa)
+        and isinstance(value[1], np.ndarray)
+    )
+
+
 def _table_of(graph: Any, argument: str) -> TransitionTable:
     table = getattr(graph, "table", None)
     if isinstance(table, TransitionTable):
         return table
     fsa = graph if isinstance(graph, Fsa) else getattr(graph, "fsa", None)
+    if _is_product(graph):
+        raise ShapeError(_PAIR.format(f"{argument} is", f"{argument}[0]"))
     if not isinstance(fsa, Fsa):
         raise ShapeError(
             f"{argument} is a {type(graph).__name__}; expected an Fsa, a Numerator or a TransitionTable"

@@ -209,6 +209,7 @@ _shorten = _Brief().repr
 def brief(self: Any) -> str:
     """The `__repr__` of dataclasses and NamedTuples that hold arrays or many things: one line."""
     names = getattr(self, "_fields", None) or [part.name for part in dataclasses.fields(self) if part.repr]
+    names = names or self.__match_args__  # of an opaque one, which shows no fields
     shown = [f"{name}={_shorten(getattr(self, name))}" for name in names if not name.startswith("_")]
     return f"{type(self).__name__}({', '.join(shown)})"
 

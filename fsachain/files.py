@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import gc
 import gzip
 import json
@@ -35,6 +34,13 @@ GZIP = b"\x1f\x8b"  # begins a file that gzip packed
 _UNPACKED_AT_ONCE = 1 << 20
 _LONGEST_NAME = 200  # file systems allow 255 bytes, of which the mark and a random part take some
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # file systems that cannot, or need not
+_NO_LOCKS = (
+    errno.EINVAL,
+    errno.ENOLCK,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+)  # as of some network file systems
 
 
 @contextmanager
@@ -48,10 +54,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     target = Path(path)
     mark = f".{secrets.token_hex(6)}{PARTIAL}"
     partial = target.with_name(f".{target.name[:_LONGEST_NAME]}{mark}")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
+        with partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -83,7 +88,9 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:
-    """Wait until renames in the folder are on the disk."""
+    """Wait until renames in the folder are on the disk; Windows, which opens no folders, has nothing to wait for."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -115,21 +122,26 @@ def locked(folder: str | os.PathLike[str], purpose: str) -> Iterator[None]:
     The system takes the lock back when the process ends, however it ends. `purpose` is for the message, such as
     "a training".
     """
+    import filelock
+
     place = Path(folder)
     place.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    lock = filelock.FileLock(place / LOCK)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{place}: {purpose} is running in this folder; choose another or wait"
-            ) from None
-        except OSError:  # a network file system without locks: then nobody checks
-            pass
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        raise ConfigError(f"{place}: {purpose} is running in this folder; choose another or wait") from None
+    except (
+        NotImplementedError
+    ):  # older versions of filelock, for a file system without locks: then nobody checks
+        pass
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    try:
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def parse_json(text: str | bytes, name: str) -> Any:

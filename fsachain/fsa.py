@@ -12,9 +12,10 @@ from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,10 +24,13 @@ from scipy.sparse import csgraph
 
 from fsachain.errors import GraphError, integer, require
 from fsachain.files import text_lines
+from fsachain.opaque import opaque
 from fsachain.openfst import Transducer, fault, named_states, read_arcs, read_transducer, write_fst
 from fsachain.stream import Cursor
 
 Indices = npt.NDArray[np.integer]
+# By name, since pictures are of the application, which stands on this file.
+_PICTURES = "fsachain.asr.plot.graph"
 
 
 def arcs_from(start: int, num_states: int, src: Indices, dst: Indices) -> npt.NDArray[np.float64]:
@@ -62,6 +66,7 @@ Ints = npt.NDArray[np.integer[Any]]
 Floats = npt.NDArray[np.float64]
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class Fsa:
     """Epsilon-free weighted acceptor, immutable and validated.
@@ -90,7 +95,6 @@ class Fsa:
     log_prob: Floats
     final_log_prob: Floats
     start: int = 0
-    svg_of: ClassVar[Callable[[Fsa], str | None] | None] = None  # draws for notebooks; set by `fsachain`
 
     def __post_init__(self) -> None:
         for name in ("num_states", "start"):
@@ -134,7 +138,11 @@ class Fsa:
 
     def _repr_svg_(self) -> str | None:
         """SVG for notebooks, of a large graph a part; None without the `plot` extra, where the text is shown."""
-        return None if Fsa.svg_of is None else Fsa.svg_of(self)
+        try:
+            pictures = import_module(_PICTURES)
+        except ModuleNotFoundError:  # in an installation of the library alone
+            return None
+        return pictures.graph_svg(self)  # type: ignore[no-any-return]
 
     def min_frames(self) -> float:
         """Arcs on the shortest path from the start to a final state; `math.inf` where there is none."""

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.errors import DataError, GraphError, brief, refuse_text, require
+from fsachain.opaque import opaque
 from fsachain.stream import Cursor, open_file
 
 MAGIC = (2125659606).to_bytes(4, "little")
@@ -37,6 +38,7 @@ def rows(*columns: npt.NDArray[Any]) -> Iterator[tuple[Any, ...]]:
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class Transducer:
     """States, one start, arcs with two labels and a log-probability. Arcs may have any order.

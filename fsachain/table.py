@@ -24,8 +24,10 @@ import numpy.typing as npt
 from fsachain.errors import DataError, GraphError, ShapeError, brief, integer
 from fsachain.files import parse_json, read_npz, replacing
 from fsachain.fsa import Floats, Fsa, Ints
+from fsachain.opaque import opaque
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class ArcView:
     """Arcs grouped by one of their ends or by pdf; within a row in the caller's order.
@@ -48,6 +50,7 @@ class ArcView:
     __repr__ = brief
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class TransitionTable:
     """An acceptor compiled for the recursions; make it with `compile_table`.
@@ -328,7 +331,7 @@ class TableFile(Mapping[str, TransitionTable]):
             if len(header) < _HEADER.size:
                 raise DataError(f"{self.path}: {size} bytes are no file of compiled tables")
             mark, version, crc, place, length, count = _HEADER.unpack(header)
-            index = os.pread(file.fileno(), length, place) if place + length == size else b""
+            index = _read_at(file, length, place) if place + length == size else b""
         if mark != _MARK:
             raise DataError(f"{self.path}: no file of compiled tables (it does not begin as one)")
         if version != VERSION:
@@ -382,13 +385,18 @@ class TableFile(Mapping[str, TransitionTable]):
     def _body(self, file: BinaryIO, entry: Any, name: str) -> memoryview:
         size, place = int(entry["size"]), int(entry["place"])
         fits = place + size <= os.fstat(file.fileno()).st_size
-        body = os.pread(file.fileno(), size, place) if fits else b""
+        body = _read_at(file, size, place) if fits else b""
         if len(body) != size or zlib.crc32(body) != entry["crc"]:
             raise self._damage(entry, name)
         return memoryview(body)
 
     def _damage(self, entry: Any, name: str, reason: str = "") -> DataError:
         return DataError(f"{self.path}, byte {entry['place']}: the table {name[:80]!r} is damaged{reason}")
+
+
+def _read_at(file: BinaryIO, size: int, place: int) -> bytes:
+    file.seek(place)
+    return file.read(size)
 
 
 def _short(name: Any) -> str:

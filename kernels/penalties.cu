@@ -88,18 +88,21 @@ extern "C" __global__ void __launch_bounds__(256)
   }
 }
 
-// values [N] = num - scale x den, NaN where that is not finite; ok [N]: where it is; total: the objective, the penalties and
+// values [N] = num - scale x den, NaN where that is not finite, 0 where it is above 0 by no more than rounding may do: that is
+// `rounding` of frames and log Z, and most for each frame; ok [N]: where it is finite; total: the objective, the penalties and
 // consistency[0], which is_divided says are divided; sums: `SUMS` of fsachain/loss/base.py. penalty_sums: of `penalties`; it and
 // consistency may be null. One block.
 extern "C" __global__ void __launch_bounds__(256)
     loss_terms(const double* num, const double* den, const double* weights, const double* lengths, long long num_sequences,
                double scale, double excluded_objf, const double* penalty_sums, long long num_blocks, double l2,
-               double out_of_range, const double* consistency, int is_divided, double* values, unsigned char* ok, double* sums,
+               double out_of_range, const double* consistency, int is_divided, double rounding, double most, double* values, unsigned char* ok, double* sums,
                double* total) {
   using namespace fsachain;
   double objf = 0.0, squares = 0.0, excesses = 0.0, frames = 0.0, frames_ok = 0.0;
   for (long long n = threadIdx.x; n < num_sequences; n += blockDim.x) {
-    const double value = num[n] - scale * den[n], own_frames = weights[n] * lengths[n];
+    const double own_frames = weights[n] * lengths[n];
+    double value = num[n] - scale * den[n];
+    if (value > 0.0 && value <= rounding * (lengths[n] + fabs(num[n]) + fabs(den[n])) && value <= most * lengths[n]) value = 0.0;
     const bool is_ok = value > -infinity() && value < infinity();
     values[n] = is_ok ? value : static_cast<double>(not_a_number());
     ok[n] = is_ok;
@@ -126,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(256)
   const double of_squares = -0.5 * l2 * squares, of_excesses = -0.5 * out_of_range * excesses;
   const double apart = consistency == nullptr ? 0.0 : consistency[0];
   const double divisor = frames_ok > 0.0 ? -frames_ok : -1.0, all = objf + (of_squares + of_excesses) + apart;
-  total[0] = is_divided ? all / divisor : all;
+  total[0] = (is_divided ? all / divisor : all) + 0.0;  // 0 and not -0
   sums[0] = objf + excluded_objf * (frames - frames_ok);
   sums[1] = objf;
   sums[2] = of_squares;

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = (
     "README.md",
     "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "recipes/README.md",
     "recipes/RESULTS.md",
     "kernels/README.md",

@@ -13,7 +13,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, count, pairwise
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from fsachain.graph.archive import Arrays, numbers, offsets, read_archive, uniqu
 from fsachain.graph.lexicon import phone_difference
 from fsachain.graph.topology import Topology
 from fsachain.notebook import MOST_ROWS, html_table
+from fsachain.opaque import opaque
 
 NPZ_FORMAT = "fsachain-context-tree-2"
 _LONGEST_TOPOLOGY = 1 << 14  # letters of JSON: hundreds of states
@@ -162,6 +163,7 @@ def tie_biphones(
     return DecisionTree(nodes[::-1])
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class ContextTree:
     """Map (phones of a window, pdf class) -> pdf.
@@ -421,7 +423,7 @@ class ContextTree:
 
     def equals(self, other: ContextTree) -> bool:
         """Both trees give every phone in every context the same pdfs."""
-        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(self) if f.init)
+        return all(getattr(self, name) == getattr(other, name) for name in self.__match_args__)
 
     def difference(
         self, other: ContextTree, where: tuple[str, str] = ("this tree", "the other")

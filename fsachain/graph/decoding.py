@@ -25,6 +25,7 @@ from fsachain.graph.lexicon import Lexicon, Pronunciation
 from fsachain.graph.numerator import check_phones
 from fsachain.graph.open_vocabulary import WordIds, open_grammar
 from fsachain.graph.transducer import Numbers, check_labels
+from fsachain.opaque import opaque
 from fsachain.openfst import Transducer, rows
 
 
@@ -58,6 +59,7 @@ class Weights(NamedTuple):
         )
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class DecodingGraph:
     """A decoding graph that knows which part of its costs is the grammar's: its lattices can be weighed anew.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from fsachain.errors import GraphError
+from fsachain.denominator import DenominatorGraph
+from fsachain.errors import GraphError, integer
 from fsachain.files import without_collector
 from fsachain.fsa import Floats, Fsa, Ints, input_fsa
 from fsachain.graph.context import ContextTree
-from fsachain.graph.ctc import CtcTopology, check_topology
+from fsachain.graph.ctc import CtcTopology, check_topology, ctc_graph
 from fsachain.graph.expand import expand_arcs
+from fsachain.graph.transducer import product
 
 # Merging states: a stochastic graph stays stochastic.
 #
@@ -269,8 +272,8 @@ def ctc_denominator(units: Fsa, topology: CtcTopology = "standard") -> Fsa:
 
     The score of a frame sequence is the log-sum, over the ways in which the topology reads it, of the language model's
     score of what is read; blanks and repetitions cost nothing. So for a target y the sequences of
-    `ctc_graph(y, 0, topology)` are a part of these, and `product` with `DenominatorGraph(...).normalization_fsa()`
-    makes of it a numerator for `LFMMILoss`. Under "compact" frames that spell two equal units in a row are read in
+    `ctc_graph(y, 0, topology)` are a part of these, and `ctc_numerator` makes a
+    numerator of it for `LFMMILoss`. Under "compact" frames that spell two equal units in a row are read in
     several ways, which numerator and normalization count independently; objf may then be positive.
 
     Args:
@@ -292,6 +295,50 @@ def ctc_denominator(units: Fsa, topology: CtcTopology = "standard") -> Fsa:
         parts = [_arcs(states, states, BLANK), _arcs(model.src, model.dst, model.pdf + 1, model.log_prob)]
         return _graph(parts, model.final_log_prob, model.start)
     return _with_last_unit(model, topology)
+
+
+def ctc_numerator(
+    unit_ids: Sequence[int], denominator: DenominatorGraph, topology: CtcTopology = "standard"
+) -> Fsa:
+    """The numerator of a unit sequence for `LFMMILoss` with the denominator of a `ctc_denominator`.
+
+    Its paths are frame sequences that spell the units, with the weights that they have in the denominator: log Z never
+    exceeds the denominator's, except under "compact".
+
+    Args:
+        unit_ids: ids from 1 on, as in the sequences of which the language model was estimated.
+        denominator: made of `ctc_denominator(units, topology)`.
+        topology: the denominator's.
+
+    Returns:
+        The graph, over the denominator's pdfs. If the language model does not accept the sequence, it has one state and no
+        arcs: the loss leaves the sequence out and names it.
+
+    Raises:
+        ConfigError: an unknown topology.
+        GraphError: a unit that the denominator lacks.
+
+    Example:
+        >>> from fsachain import DenominatorGraph, ctc_denominator, ctc_numerator, estimate_phone_lm
+        >>> unit_lm = estimate_phone_lm([[1, 2], [2, 1, 2]], ngram_order=2)
+        >>> denominator = DenominatorGraph(ctc_denominator(unit_lm), num_pdfs=3)
+        >>> ctc_numerator([2, 1, 2], denominator)
+        Fsa(8 states, 15 arcs, start 0)
+    """
+    check_topology(topology)
+    ids = [integer("unit_ids", unit, GraphError) for unit in unit_ids]
+    for place, unit in enumerate(ids):
+        if not 0 < unit < denominator.num_pdfs:
+            raise GraphError(
+                f"unit_ids[{place}] = {unit}; expected units of the denominator, 1 to {denominator.num_pdfs - 1}"
+            )
+    numerator, _ = product(ctc_graph(ids, BLANK, topology), _normalization(denominator))
+    return numerator
+
+
+@lru_cache(maxsize=4)  # of as many denominators as a training has; they are hashed by identity
+def _normalization(denominator: DenominatorGraph) -> Fsa:
+    return denominator.normalization_fsa()
 
 
 def _with_last_unit(model: Fsa, topology: CtcTopology) -> Fsa:

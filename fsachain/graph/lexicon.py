@@ -26,6 +26,7 @@ import numpy as np
 from fsachain.errors import DataError, GraphError, as_number, brief, counted, refuse_text, warn
 from fsachain.files import LONGEST_LINE, binary_lines, parse_json, replacing, text_lines, without_collector
 from fsachain.graph.transducer import Numbers
+from fsachain.opaque import opaque
 from fsachain.openfst import read_symbols
 
 __all__ = ["Lexicon", "Pronunciation"]
@@ -164,6 +165,7 @@ class Pronunciation(NamedTuple):
     prob: float
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class Lexicon:
     """Words and how they are said.

@@ -55,6 +55,7 @@ from fsachain.graph.spelling import (
 )
 from fsachain.graph.transducer import product, told_unseen
 from fsachain.notebook import html_table, with_picture
+from fsachain.opaque import opaque
 from fsachain.openfst import Transducer, rows
 
 STAR_PHONE = -1  # in place of a phone id, of a star of frames
@@ -69,6 +70,7 @@ class Segment(NamedTuple):
     num_frames: int
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class Numerator:
     """A numerator graph whose arcs remember phone and word.

@@ -44,6 +44,7 @@ from fsachain.graph.context import ContextTree
 from fsachain.graph.expand import expand_arcs
 from fsachain.graph.forgive import linear
 from fsachain.graph.transducer import normalized, told_unseen
+from fsachain.opaque import opaque
 from fsachain.openfst import Transducer
 
 Ints = npt.NDArray[np.int64]
@@ -82,6 +83,7 @@ class AlignedPhone(NamedTuple):
     end: int
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class Supervision:
     """The time-constrained numerator of one utterance.
@@ -310,6 +312,7 @@ def _check_covered(first: Ints, end: Ints, centres: Ints, phones: Sequence[Align
 # Manohar et al., ICASSP 2018). Acoustic scores decide only what is in the lattice; the network gives its own.
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class PhoneLattice:
     """Phones and their times.
@@ -369,6 +372,7 @@ NPZ_FORMAT = "fsachain-chunks-1"
 _NUMBERS = ("start", "end", "of_frames")
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class Chunk:
     """The output frames [start, end) of an utterance (or of its copy at another speed) of `of_frames` frames.

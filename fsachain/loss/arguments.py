@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.grid_call import Placed
@@ -172,9 +172,16 @@ def share_of(reduction: str, size: int) -> float:
     return 1.0 / size if reduction == "mean" else 1.0
 
 
-def reduce_losses(log_prob: Tensor, reduction: str, zero_infinity: bool = False) -> Tensor:
-    """-log Z [N], its mean or its sum; with `zero_infinity` an infinite one counts as 0, and NaN stays NaN."""
+def reduce_losses(
+    log_prob: Tensor, reduction: str, zero_infinity: bool = False, is_probability: bool = False
+) -> Tensor:
+    """-log Z [N], its mean or its sum; with `zero_infinity` an infinite one counts as 0, and NaN stays NaN.
+
+    is_probability: Z is at most 1 but for rounding, so that a loss below 0 is 0; its gradient stays as it is.
+    """
     losses = 0 - log_prob  # not -log_prob: the loss of no frames is 0 and not -0
+    if is_probability:
+        losses = losses - torch.where(losses < 0, losses, 0).detach()
     if zero_infinity:
         losses = torch.where(torch.isposinf(losses), 0, losses)
     check_choice(reduction, "reduction", REDUCTIONS)
@@ -208,6 +215,41 @@ def reduce_on_host(
     return torch.from_numpy(np.array(total, np.float64 if dtype == torch.float64 else np.float32))
 
 
+def as_labels(values: Any, name: str) -> tuple[Any, list[int] | None]:
+    """Labels as a caller gave them, and how many each sequence has where that can be told from them.
+
+    Label sequences of different lengths, in a list of tensors, arrays or lists, become one tensor [N, U] with zeros behind
+    them; what is no such list is returned as it is.
+    """
+    if not isinstance(values, (list, tuple)) or not values or not all(map(_is_sequence, values)):
+        return values, None
+    rows = [as_tensor(row, name=f"{name}[{n}]") for n, row in enumerate(values)]
+    for n, row in enumerate(rows):
+        if row.ndim != 1:
+            raise ShapeError(
+                f"{name}[{n}] has shape {list(row.shape)}; expected the labels of one sequence [U_n], or {name} as one "
+                "tensor [N, U] with anything after the labels that target_lengths counts"
+            )
+    counts = [len(row) for row in rows]
+    rows = [
+        row if len(row) else row.to(rows[0].device, torch.int64) for row in rows
+    ]  # an empty list gives floats
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True), counts
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0)
+
+
+def check_counts(counts: list[int] | None, lengths: Tensor, name: str, lengths_name: str) -> None:
+    """Raise where a length reaches past the labels of a sequence that `as_labels` has padded."""
+    if counts is None or len(counts) != len(lengths):
+        return  # what is told of shapes names another error
+    for n, (length, count) in enumerate(zip(lengths.tolist(), counts, strict=True)):
+        if length > count:
+            raise ShapeError(f"{lengths_name}[{n}] = {length}; {name}[{n}] has {count} labels")
+
+
 def check_topology(rnnt_type: str) -> None:
     check_choice(rnnt_type, "rnnt_type", TOPOLOGIES)
 
@@ -221,7 +263,9 @@ def given(logits: Tensor, targets: Any, logit_lengths: Any, target_lengths: Any)
             f"logit_lengths and target_lengths have shapes {list(frames.shape)} and {list(labels.shape)}; "
             "expected [N] both"
         )
-    there = _integers(targets, "targets", logits.device)
+    padded, counts = as_labels(targets, "targets")
+    check_counts(counts, labels, "targets", "target_lengths")
+    there = _integers(padded, "targets", logits.device)
     return Given(there, frames, labels, _NO_STARTS, _NO_RANGES)
 
 

@@ -40,6 +40,8 @@ _PLAIN_TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _count_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 _has_transforms = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
 _is_traced = getattr(torch._C, "_is_tracing", lambda: False)
+# Nor for whether a profiler runs; where this is absent, none does.
+_is_profiled = getattr(torch._C._autograd, "_profiler_enabled", lambda: False)
 # Nor for whether backward may come again; where this is absent, it may.
 _may_come_again = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", lambda: True)
 # Nor for the tensors of `torch.autograd.grad(..., is_grads_batched=True)`, which no transform shows.
@@ -159,8 +161,14 @@ class Operator:
             }
         places_apart = {self._names.index(name): value for name, value in (apart or {}).items()}
         num_results = len(self._fields) or int(self._result is not None)
+        name = kernel.__name__.lstrip("_")
+        self._shown = f"fsachain::{name}"
+        # A class of its own, under whose name torch.profiler shows the node and its backward.
+        node = type(self._shown, (_Node,), {})
+        # What `apply` itself calls once it has found no transform, as `__call__` has by then, or at one level of one.
+        self._apply: Any = super(torch.autograd.Function, node).apply
         self.registered = Registered(
-            *(kernel.__name__.lstrip("_"), types, num_results),
+            *(name, types, num_results),
             *(lambda inputs: self.kernel(self._packed(inputs)), self._fake_of(fake), self._differentiate),
             *(mutates, places_apart),
         )
@@ -186,15 +194,22 @@ class Operator:
         if is_in_forward_mode():
             refuse_forward_mode(tensors)
         if not torch.is_grad_enabled():
-            found = self.kernel(inputs)
+            found = self._run(inputs)
             for i in self._mutated:
                 torch.autograd.graph.increment_version(inputs[i])
             return found
         wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         if not wanted:
-            return self.kernel(inputs)
+            return self._run(inputs)
         results = self._with_node(self.kernel, inputs, tensors, wanted)
         return self._result(*results) if self._fields else results
+
+    def _run(self, inputs: Inputs) -> Any:
+        """The kernel's results, without a node of autograd that a profiler would show."""
+        if not _is_profiled():
+            return self.kernel(inputs)
+        with torch.profiler.record_function(self._shown):
+            return self.kernel(inputs)
 
     def _registered_call(self, inputs: Inputs) -> Any:
         found = self.registered(inputs)
@@ -223,7 +238,7 @@ class Operator:
         if not self._constants.isdisjoint(wanted):
             refuse_gradient(next(self.tensor_names[i] for i in wanted if i in self._constants))
         rest: list[Tensor] = []
-        first = _apply((self, run, inputs, wanted, rest), *likes)
+        first = self._apply((self, run, inputs, wanted, rest), *likes)
         return (first, *rest) if self._fields else first
 
     def keep(self, ctx: Any, inputs: Inputs, results: tuple[Tensor, ...]) -> None:
@@ -285,8 +300,7 @@ class _Refusing(torch.autograd.Function):
         refuse_second_derivative()
 
 
-# What `apply` itself calls once it has found no transform, as `Operator` has by then, or is called at one level of one.
-_apply = super(torch.autograd.Function, _Node).apply
+# What `apply` itself calls once it has found no transform, as in `Operator`.
 _apply_refusing = super(torch.autograd.Function, _Refusing).apply
 
 
@@ -400,7 +414,9 @@ def _same(values: Tensor) -> Tensor:
 
 
 # The same values, whose gradient comes without subnormal numbers.
-flush_gradient = Operator(_same, torch.empty_like, lambda factor: {"values": flushed(factor)})
+flush_gradient = Operator(
+    _same, torch.empty_like, lambda factor: {"values": flushed(factor)}, by={"values": None}
+)
 
 
 def _fits_kernel(values: Tensor, factors: Tensor) -> bool:

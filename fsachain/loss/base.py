@@ -348,7 +348,7 @@ def finish(
     total = objf + penalties.sum() + consistency
     sums = with_excluded, objf, *penalties, zero, consistency, weight, weight_ok, divisor
     return Terms(
-        total=total if given.with_numerator else total / divisor,
+        total=total if given.with_numerator else total / divisor + 0.0,  # 0 and not -0
         ok=ok,
         sums=torch.stack(sums),
         gradient=gradient,
@@ -403,6 +403,7 @@ def finish_there(
     buffers: tuple[Tensor, Tensor],
     consistency_term: Tensor | None = None,
     excluded_objf: float = 0.0,
+    rounding: tuple[float, float] = (0.0, 0.0),
 ) -> Terms:
     """As `finish`, on a device, of numerators and denominators, without values.
 
@@ -420,6 +421,7 @@ def finish_there(
         None if consistency_term is None else cuda.view(consistency_term),
         not given.with_numerator,
         out,
+        rounding=rounding,
     )
     if len(numerator):
         cuda.clear_rows(device, cuda.view(numerator), out.ok)
@@ -589,7 +591,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         if xent_log_probs is not None:
             xent_objf = _xent_objf(terms, xent_log_probs, call.frame_weights)
             _warn_of_no_log_probs(xent_objf, sums["weight"])
-            loss = (loss + self.xent_regularize * xent_objf) / divisor
+            loss = (loss + self.xent_regularize * xent_objf) / divisor + 0.0
             sums["xent_objf"] = xent_objf.detach()
         log_probs = {"num_log_prob": terms.num_log_prob, "den_log_prob": terms.den_log_prob}
         return loss, self._record(terms, **sums, **log_probs, ok=terms.ok, batch=batch)

@@ -28,7 +28,9 @@ from fsachain.graph.forgive import NOTHING, Forgiveness, Star, check_forgiveness
 from fsachain.loss.arguments import (
     REDUCTIONS,
     NormalizationWarning,
+    as_labels,
     check_choice,
+    check_counts,
     check_penalty,
     is_set,
     most_off,
@@ -148,12 +150,17 @@ def _ctc(call: CtcCall) -> CtcLosses:
     losses = [0.0 - z for z in log_z]  # -z would be -0 for a probability of one
     if problem.is_probability and any(loss < 0.0 for loss in losses):
         # A probability of one may come out above one by what rounding does to each frame; its loss is then 0.
-        rounding = (8.0 * torch.finfo(scores.dtype).eps * (problem.frame_counts + 1)).tolist()
+        rounding = _rounding(scores, problem).tolist()
         losses = [0.0 if -most <= loss < 0.0 else loss for loss, most in zip(losses, rounding, strict=True)]
     loss = reduce_on_host(losses, shares, call.reduction, call.zero_infinity, _wide(scores))
     if call.with_gradient and _is_batch_first(scores):
         gradient = gradient.transpose(0, 1)
     return CtcLosses(loss, gradient)
+
+
+def _rounding(scores: Tensor, problem: CtcProblem) -> Floats:
+    """How far below 0 rounding may take the loss of a probability, [N]."""
+    return np.asarray(8.0 * torch.finfo(scores.dtype).eps * (problem.frame_counts + 1.0))
 
 
 def _shares(call: CtcCall, problem: CtcProblem) -> list[float]:
@@ -210,7 +217,8 @@ def _forgiving(call: CtcCall, problem: CtcProblem) -> CtcLosses:
         gradient += torch.where(real.unsqueeze(2), softmax, 0.0)
     loss, reduced = _reduced(call)
     device, found = cuda.find_device(scores), cuda.view(log_prob)
-    cuda.reduce_losses(device, found, True, len(log_prob), cuda.view(shares), reduced)
+    rounding = float(_rounding(scores, problem).max(initial=0.0)) if problem.is_probability else 0.0
+    cuda.reduce_losses(device, found, True, len(log_prob), cuda.view(shares), reduced, rounding)
     return CtcLosses(loss, gradient)
 
 
@@ -444,8 +452,11 @@ def ctc_loss(
         BackendUnavailable: scores on a device for which there is no backend.
     """
     scores = _check_scores(log_probs, inputs, reduction, unnormalized)
-    labels = _on_host_or_beside(targets, "targets", scores)
+    padded, known = as_labels(targets, "targets")
+    labels = _on_host_or_beside(padded, "targets", scores)
     counts = _lengths(target_lengths, "target_lengths", scores)
+    if known is not None:
+        check_counts(known, counts, "targets", "target_lengths")
     check_budget(memory_budget)
     labels = labels.unsqueeze(0) if log_probs.ndim == 2 and labels.ndim == 1 else labels
     frames = _lengths(input_lengths, "input_lengths", scores)

@@ -36,6 +36,9 @@ from fsachain.loss.registered import number_option
 
 _EXCESS = 1e-3  # nats per frame above 0 that no rounding makes
 _LOOKS_EVERY = 16  # calls: one alone of a short sequence would take 1 % longer if each were looked at
+# By how much rounding may take log Z_num - log Z_den above 0: a share of frames and magnitudes of log Z, in units of the
+# scores' type, and nats for each frame, which are the tolerance of tests too.
+_ROUNDING_UNITS, _MOST_ROUNDING = 8.0, 1e-4
 _OFF_ONE = 1e-2  # by which a sum of probabilities is off, in bfloat16 too
 
 _calls = itertools.count()
@@ -85,6 +88,7 @@ def _lfmmi(given: SequenceCall) -> Terms:
         # Minus infinity less minus infinity is NaN: where one is not finite, the value is not either.
         ok = num_ok & torch.isfinite(den)
         values = torch.where(ok, num - given.denominator_scale * den, torch.nan)
+        values = _without_rounding(values, num, den, numbers[1], _rounding(given))
     term = None
     if given.consistency:
         if with_gradient:
@@ -95,12 +99,31 @@ def _lfmmi(given: SequenceCall) -> Terms:
         gradient, numerator = star.folded(gradient), numerator[..., : star.occupancy.shape[2]].contiguous()
         given, call = plain, star.call
     if is_there:
-        return finish_there(given, call, found, (gradient, numerator), term, EXCLUDED_OBJF)
+        return finish_there(given, call, found, (gradient, numerator), term, EXCLUDED_OBJF, _rounding(given))
     if with_gradient and given.denominator_scale == 1.0 and not given.boost:
         _warn_of_excess(values.numpy(), call.lengths, numerators.names)
     if with_gradient and next(_calls) % _LOOKS_EVERY == 0:
         _warn_of_softmax(given.nnet_output, int(call.lengths[0]))
     return finish(given, call, found | {"values": values}, (gradient, numerator), term, EXCLUDED_OBJF)
+
+
+def _rounding(given: SequenceCall) -> tuple[float, float]:
+    """What may be above 0 by rounding alone: a value of a part of the denominator, neither scaled nor boosted."""
+    if given.denominator_scale != 1.0 or given.boost:
+        return 0.0, 0.0
+    wide = torch.promote_types(given.nnet_output.dtype, torch.float32)
+    return _ROUNDING_UNITS * torch.finfo(wide).eps, _MOST_ROUNDING
+
+
+def _without_rounding(
+    values: Tensor, num: Tensor, den: Tensor, frames: Tensor, rounding: tuple[float, float]
+) -> Tensor:
+    """The values [N] with 0 for what is above it by no more than rounding; the derivatives stay as they are."""
+    if not rounding[0] or (values.is_cpu and not (values > 0.0).any()):
+        return values
+    share, most = rounding
+    highest = torch.minimum(share * (frames + num.abs() + den.abs()), most * frames)
+    return torch.where((values > 0.0) & (values <= highest), 0.0, values)
 
 
 def _has_star(numerators: TableBatch, star_pdf: int) -> bool:
@@ -207,7 +230,9 @@ def _consistency(occupancy: Tensor, scores: Tensor, factors: Tensor, ok: Tensor,
     # Beyond the lengths, where the occupancies are 0, scores may be anything.
     apart = torch.where(difference != 0, (scores[:half] - scores[half:]).to(difference.dtype), 0.0)
     pairs = 0.5 * (factors[:half] + factors[half:])
-    divergence = (difference * apart).sum((1, 2), dtype=torch.float64)
+    divergence = (
+        (difference * apart).sum((1, 2), dtype=torch.float64).clamp_(min=0.0)
+    )  # but for rounding it is
     if len(gradient):
         difference *= pairs.to(difference.dtype).view(-1, 1, 1)
         gradient[:half] -= difference

@@ -272,7 +272,9 @@ def check_simple(
         )
     labels = lm.shape[1] - 1
     spans = check_boundary(boundary, size, labels, frames, am.device)
-    own = integers_there(symbols, "symbols", am.device)
+    padded, counts = arguments.as_labels(symbols, "symbols")
+    arguments.check_counts(counts, spans[:, 2], "symbols", "s_end")
+    own = integers_there(padded, "symbols", am.device)
     given = beside(check_symbols(own, spans, (size, labels), width), am)
     kind = torch.float64 if torch.float64 in (lm.dtype, am.dtype) else torch.float32
     termination = class_index(termination_symbol, width, "termination_symbol")
@@ -379,7 +381,7 @@ def rnnt_loss_simple(
         ShapeError, ConfigError: an argument that cannot be used.
     """
     call = check_simple(lm, am, symbols, termination_symbol, boundary, rnnt_type, delay_penalty)
-    return _loss(mixed_scores(call), call.boundary, reduction, return_grad, backend)
+    return _loss(mixed_scores(call), call, reduction, return_grad, backend)
 
 
 def rnnt_loss_smoothed(
@@ -408,13 +410,15 @@ def rnnt_loss_smoothed(
     """
     call = check_simple(lm, am, symbols, termination_symbol, boundary, rnnt_type, delay_penalty)
     scores = mixed_scores(call, lm_only_scale, am_only_scale)
-    return _loss(scores, call.boundary, reduction, return_grad, backend)
+    return _loss(scores, call, reduction, return_grad, backend)
 
 
-def _loss(scores: Pair, boundary: Tensor, reduction: str, return_grad: bool, backend: BackendName) -> Any:
+def _loss(scores: Pair, call: Simple, reduction: str, return_grad: bool, backend: BackendName) -> Any:
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
-    log_prob, occupancies = mutual_information_recursion(*scores, boundary, return_grad=True, backend=backend)
-    loss = arguments.reduce_losses(log_prob, reduction)
+    log_prob, occupancies = mutual_information_recursion(
+        *scores, call.boundary, return_grad=True, backend=backend
+    )
+    loss = arguments.reduce_losses(log_prob, reduction, is_probability=not call.delay_penalty)
     return (loss, occupancies) if return_grad else loss
 
 
@@ -446,11 +450,13 @@ def rnnt_loss_pruned(
     arguments.check_logits(logits, "logits", "[B, T, s_range, C]")
     arguments.check_topology(rnnt_type)
     arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)
-    targets = arguments.integers_there(symbols, "symbols", logits.device)
+    padded, counts = arguments.as_labels(symbols, "symbols")
+    targets = arguments.integers_there(padded, "symbols", logits.device)
     if targets.ndim != 2 or len(targets) != len(logits):
         raise ShapeError(f"symbols has shape {list(targets.shape)}; expected [{len(logits)}, S]")
     size, frames, _, width = logits.shape
     spans = check_boundary(boundary, size, targets.shape[1], frames, logits.device)
+    arguments.check_counts(counts, spans[:, 2], "symbols", "s_end")
     blank = arguments.class_index(termination_symbol, width, "termination_symbol")
     given = arguments.Given(
         check_symbols(targets, spans, (size, targets.shape[1]), width),
@@ -484,10 +490,11 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
     Args:
         px_grad: [B, S, T + 1] or [B, S, T]; py_grad: [B, S + 1, T]: what `return_grad` gives.
         boundary: [B, 4], None: 0, 0, S, T.
-        s_range: how many labels; more than S + 1 are S + 1. Regular grids need 2 or more.
+        s_range: how many labels; more than S + 1 are S + 1. Regular grids need 2 or more. There, where it leaves a sequence
+            of many labels in few frames no path, it is widened for all as k2 does, to trunc((S_n - 1) / T_n) + 2.
 
     Returns:
-        int64 [B, T, s_range].
+        int64 [B, T, s_range], s_range as widened.
 
     Raises:
         ShapeError, ConfigError: an argument that cannot be used.
@@ -497,8 +504,10 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
     s_range = integer("s_range", s_range)
     if s_range < min(least, labels + 1):
         raise ConfigError(f"s_range = {s_range}; expected {least} or more, or no path would be left")
-    s_range = min(s_range, labels + 1)
     spans = check_boundary(boundary, size, labels, frames, px_grad.device)
+    if not is_modified:
+        s_range = max(s_range, _narrowest(spans))
+    s_range = min(s_range, labels + 1)
     ends = beside(spans[:, 2:], px_grad)
     times = torch.arange(frames, device=px_grad.device)
     kept = py_grad.unfold(1, s_range, 1).sum(dim=3)
@@ -511,6 +520,13 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
     # As steep as allowed: begin[t] is at least what lies ahead less the rise until there.
     slack = _least_ahead(rise - _least_ahead(begin)).clamp(min=0)
     return (rise - slack).unsqueeze(2) + torch.arange(s_range, device=px_grad.device)
+
+
+def _narrowest(spans: Tensor) -> int:
+    """The s_range with which each of these [B, 4] has a regular path, whose labels rise by s_range - 1 a frame at most."""
+    labels, frames = (spans[:, 2:] - spans[:, :2]).clamp(min=0).unbind(1)
+    steps = (labels - 1).clamp(min=0) // frames.clamp(min=1)
+    return int(steps.max()) + 2 if len(steps) else 2
 
 
 def _least_ahead(values: Tensor) -> Tensor:

@@ -139,24 +139,42 @@ def _reduced(call: RnntCall, log_prob: Tensor) -> Tensor:
         room = size, call.reduction, call.zero_infinity, torch.float64
         loss, reduced = arguments.room_for_loss(log_prob, *room)
         device, found = cuda.find_device(call.logits), cuda.view(log_prob)
-        cuda.reduce_losses(device, found, True, size, share, reduced)
+        rounding = max(_rounding(call), default=0.0) if _is_probability(call) else 0.0
+        cuda.reduce_losses(device, found, True, size, share, reduced, rounding)
         return loss
     return _reduced_on_host(call, log_prob.tolist())
 
 
+def _is_probability(call: RnntCall) -> bool:
+    """Whether Z is at most one: no delay penalty rewards early labels, no arc is paid for."""
+    return call.sigma >= 0.0 and not any(call.delays)
+
+
+def _rounding(call: RnntCall) -> list[float]:
+    """How far below 0 rounding may take the loss of a probability, [N]: any loss below 0 is that of a softmax taken here.
+
+    Log-probs that a caller gives may be not normalized, which tells at more than what rounding does to each arc.
+    """
+    if not call.is_normalized:
+        return [math.inf] * len(call.frames)
+    most = arguments.most_off(call.logits.dtype)
+    return [most * arcs for arcs in (call.frames + call.labels).tolist()]
+
+
 def _reduced_on_host(call: RnntCall, log_prob: list[float]) -> Tensor:
     losses = [0.0 - z for z in log_prob]
-    if call.is_normalized and not any(call.delays) and any(loss < 0.0 for loss in losses):
-        _tell_negative(call, losses)
+    if any(loss < 0.0 for loss in losses) and _is_probability(call):
+        losses = _without_rounding(call, losses)
+    if call.ranges.numel() and math.inf in losses:
+        _tell_cut_off(call, losses.index(math.inf))
     shares = [arguments.share_of(call.reduction, len(losses))] * len(losses)
     return arguments.reduce_on_host(losses, shares, call.reduction, call.zero_infinity, torch.float64)
 
 
-def _tell_negative(call: RnntCall, losses: list[float]) -> None:
-    """Warn of probabilities above one, by more than what rounding does to each arc: log-probs are not normalized."""
-    most = arguments.most_off(call.logits.dtype)
-    arcs = (call.frames + call.labels).tolist()
-    n = next((n for n, loss in enumerate(losses) if loss < -most * arcs[n]), None)
+def _without_rounding(call: RnntCall, losses: list[float]) -> list[float]:
+    """The losses with 0 for what only rounding has taken below it; a warning of what is farther below."""
+    rounding = _rounding(call)
+    n = next((n for n, loss in enumerate(losses) if loss < -rounding[n]), None)
     if n is not None:
         message = (
             f"logits: the loss of sequence {n} is {losses[n]:.6g}, of a probability above one; expected log-probs with "
@@ -164,6 +182,18 @@ def _tell_negative(call: RnntCall, losses: list[float]) -> None:
             "fused_log_softmax=True"
         )
         warn_once("normalization", message, arguments.NormalizationWarning)
+    return [0.0 if -most <= loss < 0.0 else loss for loss, most in zip(losses, rounding, strict=True)]
+
+
+def _tell_cut_off(call: RnntCall, n: int) -> None:
+    frames, labels, s_range = int(call.frames[n]), int(call.labels[n]), call.ranges.shape[2]
+    warn_once(
+        "pruned",
+        f"rnnt_loss_pruned: the loss of sequence {n} is inf: no path of its {labels} labels and {frames} frames stays "
+        f"within ranges of {s_range} labels, or its logits forbid all; expected what "
+        "get_rnnt_prune_ranges makes of the same boundary, and for rnnt_type='modified' no more labels than frames",
+        UserWarning,
+    )
 
 
 def _is_nothing(stats: Tensor, logits: Tensor) -> Tensor:
@@ -449,7 +479,7 @@ def rnnt_loss(
     return rnnt_losses(call)
 
 
-_OPTIONS = list(inspect.signature(rnnt_loss).parameters)[4:-1]  # all but the backend
+_OPTIONS = list(inspect.signature(rnnt_loss).parameters)[4:]
 
 
 class RNNTLoss(nn.Module):
@@ -457,12 +487,13 @@ class RNNTLoss(nn.Module):
 
     Attributes:
         blank, clamp, reduction, fused_log_softmax, fastemit_lambda, delay_penalty, rnnt_type, forgive, inplace,
-            zero_infinity: the options, as for `rnnt_loss`; read at each call.
+            zero_infinity, backend: the options, as for `rnnt_loss`; read at each call.
     """
 
     clamp = number_option("clamp", arguments.check_clamp)
     fastemit_lambda = number_option("fastemit_lambda", arguments.check_fastemit)
     delay_penalty = number_option("delay_penalty", arguments.check_penalty)
+    backend: BackendName = "auto"  # of modules that were pickled before there was the option
 
     def __init__(
         self,
@@ -477,6 +508,7 @@ class RNNTLoss(nn.Module):
         forgive: Forgiveness | None = None,
         inplace: bool = False,
         zero_infinity: bool = False,
+        backend: BackendName = "auto",
     ) -> None:
         super().__init__()
         arguments.check_choice(reduction, "reduction", arguments.REDUCTIONS)

@@ -1,7 +1,6 @@
-"""The wheel as a user gets it: built, installed into a bare environment, and put to work there."""
+"""The wheel as a user gets it: built from the sdist, installed into a bare environment, and put to work there."""
 
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -10,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ("fsachain", "kernels", "setup.cfg", "pyproject.toml", "README.md", "LICENSE")
+from tools.release import build_distributions, version
 
 LOSS_PROGRAM = """
 import numpy as np, torch, fsachain
@@ -43,15 +41,8 @@ def clean_environment():
 def installed_python(tmp_path_factory):
     """A new environment with the wheel in it; numpy, scipy, numba and torch are borrowed."""
     folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    source.mkdir()
-    for name in SOURCES:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
-        copy(ROOT / name, source / name)
     pip, options = [sys.executable, "-m", "pip"], {"check": True, "env": clean_environment()}
-    build = ["wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, source]
-    subprocess.run([*pip, *build], **options)
-    (wheel,) = folder.glob("fsachain-*.whl")
+    _, wheel = build_distributions(folder)
 
     environment = folder / "bare"
     venv.create(environment, with_pip=False)
@@ -82,6 +73,11 @@ def test_wheel_carries_the_kernels_and_runs_a_loss(installed_python):
     loss, gradient = map(float, run_installed(installed_python, LOSS_PROGRAM).split())
     assert loss > 0.0  # the numerator is a subset of what the denominator allows
     assert gradient > 0.0
+
+
+def test_wheel_has_the_version_that_the_package_states(installed_python):
+    program = "import fsachain; from importlib.metadata import version; print(fsachain.__version__, version('fsachain'))"
+    assert run_installed(installed_python, program).split() == [version()] * 2
 
 
 def test_wheel_carries_the_templates_of_the_report(installed_python):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -32,7 +31,7 @@ def versions() -> dict[str, str]:
     try:
         required = metadata.requires("fsachain") or []
     except metadata.PackageNotFoundError:  # run from a folder of sources
-        required = ["numpy", "scipy", "numba", "torch"]
+        required = ["filelock", "numpy", "scipy", "numba", "torch"]
     needed = [line for line in required if not re.search(r"extra == .dev\b", line)]
     for name in ["fsachain", *sorted({re.split(r"[^A-Za-z0-9._-]", line, maxsplit=1)[0] for line in needed})]:
         try:
@@ -131,14 +130,21 @@ def forget_peaks() -> None:
         cuda.reset_peak_memory_stats()
 
 
-def peak_rss() -> int:
+def peak_rss() -> int | None:
+    """Bytes of the largest resident set so far; None where the system does not say."""
     try:
         status = (_PROCESS / "status").read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         status = ""
     peak = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+    if peak:
+        return int(peak[1]) * 1024
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
     unit = 1 if sys.platform == "darwin" else 1024
-    return int(peak[1]) * 1024 if peak else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _cuda() -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +28,8 @@ class Member:
     def read(self) -> bytes:
         try:
             with open(self.path, "rb", buffering=0) as file:  # noqa: PTH123
-                found = os.pread(file.fileno(), self.size, self.offset)
+                file.seek(self.offset)
+                found = file.read(self.size)
         except OSError as error:
             raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
         if len(found) != self.size:

@@ -359,7 +359,8 @@ def search_all(
     make = (portable(graph), tuple(words), config)
     workers = min(num_workers or os.cpu_count() or 1, len(scores))
     found: dict[str, tuple[Found, float | None]] = {}
-    if executor is None and workers <= 1:
+    can_fork = "fork" in multiprocessing.get_all_start_methods()  # not on Windows
+    if executor is None and (workers <= 1 or not can_fork):
         found = _search(Decoder(*make), search, scores, progress)
     else:
         # Chunks are dealt out by falling length, so that no worker is left with the long ones. Processes of our own inherit
@@ -368,7 +369,7 @@ def search_all(
         longest_first = sorted(scores, key=lambda name: (-len(scores[name]), name))
         chunks = [{name: scores[name] for name in longest_first[part::count]} for part in range(count)]
         # Forked: the workers touch no threads of torch or numba, which do not survive a fork, and start in milliseconds.
-        fork = multiprocessing.get_context("fork")
+        fork = multiprocessing.get_context("fork" if can_fork else None)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             pool = executor or ProcessPoolExecutor(workers, fork, _inherit, (Decoder(*make),))

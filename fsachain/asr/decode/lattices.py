@@ -18,6 +18,7 @@ from fsachain.errors import ConfigError, DataError, require
 from fsachain.files import naming
 from fsachain.graph.decoding import Weights
 from fsachain.graph.open_vocabulary import WordIds
+from fsachain.opaque import opaque
 from fsachain.openfst import LATTICE_ARC, Transducer, pack_vector
 
 Floats = npt.NDArray[np.floating]
@@ -26,6 +27,7 @@ _NUMBERS_AT_ONCE = 3_000_000  # of arcs and points that one call of numpy works 
 _ARCS_AT_ONCE = 200_000
 
 
+@opaque
 @dataclass(frozen=True, eq=False, repr=False)
 class WordLattice(Lattice):
     """The likely paths of one utterance, with the part of the costs that is the grammar's.

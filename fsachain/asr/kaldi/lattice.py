@@ -21,6 +21,7 @@ from fsachain.fsa import Fsa, arcs_from, input_fsa
 from fsachain.graph.supervision import PhoneLattice
 from fsachain.graph.transducer import Numbers, remove_epsilons
 from fsachain.notebook import MOST_ROWS, html_table
+from fsachain.opaque import opaque
 from fsachain.openfst import MAGIC, Transducer, named_states, read_header, rows
 from fsachain.stream import LONGEST_LINE, Cursor
 
@@ -38,6 +39,7 @@ _TEXT_LINE = re.compile(rb"([^\n,]*)(?:(?<=\S),([^\s,]*)(?:,(\S*))?)?[^\S\n]*")
 _End = tuple[int, int, bool]  # of a phone: its id, the state after it, whether the path ends there
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class Lattice:
     """A lattice of S states and A arcs, with at most one transition id on an arc.
@@ -80,6 +82,7 @@ class Lattice:
         return np.add(self.final_graph_cost, self.final_acoustic_cost, dtype=np.float64)
 
 
+@opaque
 @dataclass(frozen=True, eq=False)
 class CompactLattice:
     """A lattice as its file has it; in a plain one no string has more than one transition id.

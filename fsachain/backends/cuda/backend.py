@@ -119,13 +119,15 @@ def loss_terms(
     is_divided: bool,
     out: LossTerms,
     threads: int = ROW_THREADS,
+    rounding: tuple[float, float] = (0.0, 0.0),
 ) -> None:
     """What LF-MMI adds up over the N sequences of scores [N, T, P], penalties on large scores included.
 
     numbers: float64, in its first rows [N] the weights and the lengths, the largest of which is `longest`. log_probs:
     float64 [N], log Z of numerators and denominators, of which `scale` multiplies the latter. excluded_objf: for each
     frame of a sequence that is not ok. factors: see `reference.sums.add_penalties`. is_divided: whether the total is
-    divided already. threads: of a block, a multiple of 32, at most 256; the order of the sums depends on it.
+    divided already. threads: of a block, a multiple of 32, at most 256; the order of the sums depends on it. rounding: how
+    far it may take a value above 0, as a share of frames and magnitudes of log Z, and for each frame; (0, 0): not at all.
     """
     size, _, num_pdfs = scores.shape
     l2, out_of_range, limit = map(float, factors)
@@ -149,7 +151,7 @@ def loss_terms(
         [
             *(log_probs[0].pointer, log_probs[1].pointer, weights, lengths, size, float(scale)),
             *(float(excluded_objf), address(sums), blocks, l2, out_of_range, address(consistency)),
-            int(is_divided),
+            *(int(is_divided), *map(float, rounding)),
             *(array.pointer for array in out),
         ],
     )
@@ -207,8 +209,12 @@ def reduce_losses(
     size: int,
     shares: Memory | DeviceArray | float,
     reduced: Reduced,
+    rounding: float = 0.0,
 ) -> None:
-    """The losses of log Z or of costs, float64 [N], by one launch. shares: float64 [N] on the device, or that of all."""
+    """The losses of log Z or of costs, float64 [N], by one launch.
+
+    shares: float64 [N] on the device, or that of all. rounding: a loss below 0 by at most as much is 0.
+    """
     zero_infinity, each, total = reduced
     kernel = KernelSpec("losses.cu", "reduce_losses", macros(OUT=each or total or "float64"))
     of_each = (0, shares) if isinstance(shares, float) else (shares.pointer, 1.0)
@@ -217,7 +223,7 @@ def reduce_losses(
         int(is_log_prob),
         size,
         *of_each,
-        int(zero_infinity),
+        *(int(zero_infinity), float(rounding)),
         *map(address, (each, total)),
     ]
     device.launch(kernel, 1, ROW_THREADS, ROW_THREADS // 32 * 8, arguments)

@@ -329,7 +329,8 @@ def _after_fork() -> None:
     _forked = bool(_usable)
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @lru_cache(maxsize=64)

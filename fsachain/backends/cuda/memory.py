@@ -257,4 +257,5 @@ def _after_fork() -> None:
     _lock, _captured, _residents, _staging = Lock(), [], WeakKeyDictionary(), _Staging()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
