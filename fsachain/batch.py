@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import BackendUnavailable, ShapeError, brief, integer, refuse_text
+from fsachain.errors import BackendUnavailable, ShapeError, brief, counted, integer, refuse_text
 from fsachain.fsa import Fsa
 from fsachain.opaque import opaque
 from fsachain.table import TransitionTable, compile_table
@@ -210,5 +210,5 @@ def _checked_names(names: Sequence[str] | None, size: int) -> tuple[str, ...] | 
         return None
     refuse_text("names", names, ShapeError, "a name for each sequence, such as ['u1', 'u2']")
     if len(names) != size:
-        raise ShapeError(f"names has {len(names)} entries; expected {size}, one for each sequence")
+        raise ShapeError(f"names has {counted(len(names), 'entry')}; expected {size}, one for each sequence")
     return tuple(str(name) for name in names)

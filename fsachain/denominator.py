@@ -13,7 +13,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from fsachain.batch import TableBatch
-from fsachain.errors import ConfigError, GraphError, integer
+from fsachain.errors import ConfigError, GraphError, counted, integer
 from fsachain.fsa import Floats, Fsa, Ints
 from fsachain.notebook import html_table, with_picture
 from fsachain.recursion import log_add, log_sum_rows
@@ -127,7 +127,8 @@ def stationary_probs(fsa: Fsa) -> npt.NDArray[np.float64]:
         mass = probs.sum()
         if mass <= 0.0:
             raise GraphError(
-                f"all probability leaves the graph after {step} arcs, so it has no stationary distribution; expected a "
+                f"all probability leaves the graph after {counted(step, 'arc')}, so it has no stationary "
+                "distribution; expected a "
                 "cycle that the start state reaches (use initial='start' for a graph without one)"
             )
         probs /= mass
@@ -210,7 +211,8 @@ class DenominatorGraph:
 
     def __repr__(self) -> str:
         return (
-            f"DenominatorGraph({self.fsa.num_states} states, {self.fsa.num_arcs} arcs, {self.num_pdfs} pdfs)"
+            f"DenominatorGraph({counted(self.fsa.num_states, 'state')}, {counted(self.fsa.num_arcs, 'arc')}, "
+            f"{counted(self.num_pdfs, 'pdf')})"
         )
 
     def _repr_html_(self) -> str:

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import math
 import operator
+import re
 import reprlib
 import sys
 import warnings
@@ -148,9 +149,18 @@ def warn_once(kind: str, message: str, category: type[Warning]) -> None:
         warn(message, category)
 
 
-def counted(number: float, noun: str, spec: str = "") -> str:
-    """Return a number with its noun: "1 utterance", "2 epochs", "3 batches", "4 entries"; `spec` formats the number."""
-    return f"{number:{spec}} {noun if number == 1 else _plural(noun)}"
+_SINGULAR = {"are": "is", "do": "does", "have": "has", "lie": "lies", "were": "was"}
+
+
+def counted(number: float, noun: str, spec: str = "", verb: str = "") -> str:
+    """Return a number with its noun, and a verb if there is one: "1 utterance", "2 entries", "1 byte is".
+
+    `spec` formats the number; `verb` is the plural's.
+    """
+    shown = f"{number:{spec}}"
+    if verb:
+        verb = f" {_SINGULAR[verb] if shown == '1' else verb}"
+    return f"{shown} {noun if shown == '1' else _plural(noun)}{verb}"
 
 
 def _plural(noun: str) -> str:
@@ -171,9 +181,27 @@ def refuse_text(
         raise error(f"{name} = {value!r:.80}: expected {expected}")
 
 
+_MOST_LISTED = 10  # things of one kind in a message
+
+
+def listed(things: Sequence[str], separator: str = "; ") -> str:
+    """Return the first of many things, and how many more there are."""
+    left = len(things) - _MOST_LISTED
+    more = f"{separator}and {left} more" if left > 0 else ""
+    return separator.join(things[:_MOST_LISTED]) + more
+
+
 def but_for(number: int) -> str:
     """As in "96 numerators, 2 utterances left out": what is said behind a number of utterances; nothing for 0."""
     return f", {counted(number, 'utterance')} left out" if number else ""
+
+
+_IN_PYTHON = re.compile(r" \(in Python [^()]*\)")
+
+
+def without_python(text: str) -> str:
+    """A message without what it says about Python, for those who gave a command."""
+    return _IN_PYTHON.sub("", text)
 
 
 def printable(text: str) -> str:

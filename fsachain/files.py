@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
-from fsachain.errors import ConfigError, DataError, FsachainError
+from fsachain.errors import ConfigError, DataError, FsachainError, counted
 
 PARTIAL = ".partial"  # ends the name of a file that is being written
 LOCK = ".lock"
@@ -147,7 +147,7 @@ def locked(folder: str | os.PathLike[str], purpose: str) -> Iterator[None]:
 def parse_json(text: str | bytes, name: str) -> Any:
     """The value of a JSON text; errors are a DataError whose message begins with `name`."""
     if len(text) > MAX_JSON_BYTES:
-        raise DataError(f"{name}: {len(text)} bytes of JSON; expected at most {MAX_JSON_BYTES}")
+        raise DataError(f"{name}: {counted(len(text), 'byte')} of JSON; expected at most {MAX_JSON_BYTES}")
     try:
         return json.loads(text)
     except RecursionError as error:
@@ -187,7 +187,7 @@ def binary_lines(
             while line := file.readline(longest + 1):
                 number += 1
                 if len(line) > longest:
-                    raise DataError(f"{path}:{number}: a line of more than {longest} bytes")
+                    raise DataError(f"{path}:{number}: a line of more than {counted(longest, 'byte')}")
                 yield number, line
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
@@ -238,7 +238,9 @@ def unpack(path: str | os.PathLike[str], into: str | os.PathLike[str], most: int
             while piece := packed.read(_UNPACKED_AT_ONCE):
                 size += len(piece)
                 if size > most:
-                    raise DataError(f"{path}: unpacks to more than {most} bytes; unpack it yourself")
+                    raise DataError(
+                        f"{path}: unpacks to more than {counted(most, 'byte')}; unpack it yourself"
+                    )
                 file.write(piece)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
@@ -304,13 +306,14 @@ def read_npz(
 
 def _check_sizes(name: str, members: list[zipfile.ZipInfo], size: int) -> None:
     if len(members) > _MOST_ARRAYS:
-        raise DataError(f"{name}: {len(members)} arrays; expected at most {_MOST_ARRAYS}")
+        raise DataError(f"{name}: {counted(len(members), 'array')}; expected at most {_MOST_ARRAYS}")
     claimed = sum(member.file_size for member in members)
     allowed = most_unpacked(size)
     if claimed > allowed:
         raise DataError(
-            f"{name}: claims {len(members)} arrays of {claimed} bytes together; expected at most {allowed}, of a "
-            f"file of {size} bytes"
+            f"{name}: claims {counted(len(members), 'array')} of {counted(claimed, 'byte')} together; "
+            f"expected at most {allowed}, of a "
+            f"file of {counted(size, 'byte')}"
         )
     if any(member.compress_type not in _PLAIN for member in members):
         raise DataError(f"{name}: an array is packed in another way than by deflating")
@@ -324,7 +327,7 @@ def _array(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> npt.
         shape, order, dtype = _header(where, stream)
         size, left = math.prod(shape) * dtype.itemsize, member.file_size - stream.tell()
         if size != left:
-            raise DataError(f"{where} claims {size} bytes, its member has {left}")
+            raise DataError(f"{where} claims {counted(size, 'byte')}, its member has {left}")
         content = bytearray(stream.read())  # up to the claimed size and no further; the end checks the CRC
         if len(content) != size:
             raise DataError(f"{where} is cut short")

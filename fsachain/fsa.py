@@ -22,7 +22,7 @@ import numpy.typing as npt
 from scipy import sparse
 from scipy.sparse import csgraph
 
-from fsachain.errors import GraphError, integer, require
+from fsachain.errors import GraphError, counted, integer, require
 from fsachain.files import text_lines
 from fsachain.opaque import opaque
 from fsachain.openfst import Transducer, fault, named_states, read_arcs, read_transducer, write_fst
@@ -134,7 +134,9 @@ class Fsa:
         return self.pdf
 
     def __repr__(self) -> str:
-        return f"Fsa({self.num_states} states, {self.num_arcs} arcs, start {self.start})"
+        return (
+            f"Fsa({counted(self.num_states, 'state')}, {counted(self.num_arcs, 'arc')}, start {self.start})"
+        )
 
     def _repr_svg_(self) -> str | None:
         """SVG for notebooks, of a large graph a part; None without the `plot` extra, where the text is shown."""
@@ -361,7 +363,7 @@ def _parse(lines: Callable[[], Iterable[tuple[int, list[str]]]], source: str) ->
     _, highest, are_dense = named_states(src, dst, final)
     if not are_dense:
         raise GraphError(
-            f"{source}: state {highest} among {len(weights)} arcs: expected states numbered densely from 0"
+            f"{source}: state {highest} among {counted(len(weights), 'arc')}: expected states numbered densely from 0"
         )
     final_log_prob = np.full(highest + 1, -np.inf)
     final_log_prob[list(final)] = list(final.values())
@@ -387,7 +389,7 @@ def _arc(fields: list[str], label_columns: int, where: str) -> tuple[tuple[int, 
     allowed = (2 + label_columns, 3 + label_columns)
     if len(fields) not in allowed:
         raise GraphError(
-            f"{where}: {len(fields)} fields; expected {allowed[0]} or {allowed[1]} as on the other arc lines"
+            f"{where}: {counted(len(fields), 'field')}; expected {allowed[0]} or {allowed[1]} as on the other arc lines"
         )
     src, dst = _integer(fields[0], where, "state"), _integer(fields[1], where, "state")
     labels = [_integer(field, where, "label") for field in fields[2 : 2 + label_columns]]

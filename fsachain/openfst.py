@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import DataError, GraphError, brief, refuse_text, require
+from fsachain.errors import DataError, GraphError, brief, counted, listed, refuse_text, require
 from fsachain.opaque import opaque
 from fsachain.stream import Cursor, open_file
 
@@ -157,7 +157,7 @@ def read_text(cursor: Cursor) -> Transducer:
             break
         try:
             if len(fields) not in (1, 2, 4, 5):
-                raise ValueError(f"{len(fields)} fields")
+                raise ValueError(counted(len(fields), "field"))
             # OpenFst keeps costs in 32 bits.
             cost = array("f", [float(fields.pop())])[0] if len(fields) in (2, 5) else 0.0
             numbers = array("i", map(int, fields))
@@ -176,7 +176,7 @@ def read_text(cursor: Cursor) -> Transducer:
     columns = np.frombuffer(arcs, dtype=np.int32).reshape(-1, 4).T
     lowest, highest, are_dense = named_states(columns[0], columns[1], final)
     if start < 0 or not are_dense:
-        cursor.fail(f"an FST in text form with states {lowest} to {highest}, of {len(costs)} arcs")
+        cursor.fail(f"an FST in text form with states {lowest} to {highest}, of {counted(len(costs), 'arc')}")
     order = np.argsort(columns[0], kind="stable")
     src, dst, ilabel, olabel = columns[:, order]
     final_log_prob = np.full(highest + 1, -np.inf)
@@ -270,7 +270,10 @@ def _symbols(cursor: Cursor) -> tuple[str, ...]:
     _string(cursor, "name of a symbol table")
     _, size = struct.unpack("<qq", cursor.take(16, "symbol table"))
     if not 0 <= 12 * size <= cursor.left:
-        cursor.fail(f"a symbol table of {size} symbols, {cursor.left} bytes are left", begin)
+        cursor.fail(
+            f"a symbol table of {counted(size, 'symbol')}, {counted(cursor.left, 'byte', verb='are')} left",
+            begin,
+        )
     names: list[str] = []
     keys: list[int] = []
     for _ in range(size):
@@ -297,7 +300,9 @@ def write_named(fst: Any, path: str | os.PathLike[str], names: Sequence[str]) ->
 
 def _check_size(cursor: Cursor, header: Header, bytes_per_state: int) -> None:
     if not 0 <= header.num_states * bytes_per_state <= cursor.left:
-        cursor.fail(f"FST of {header.num_states} states, {cursor.left} bytes are left")
+        cursor.fail(
+            f"FST of {counted(header.num_states, 'state')}, {counted(cursor.left, 'byte', verb='are')} left"
+        )
 
 
 def read_body(
@@ -316,7 +321,7 @@ def read_body(
         offset = body + arc.itemsize * count
         if not 0 <= count <= _MOST_ARCS or offset > len(data):
             cursor.fail(
-                f"state {number} of {header.num_states}: the file ends before its {max(count, 0)} arcs"
+                f"state {number} of {header.num_states}: the file ends before its {counted(max(count, 0), 'arc')}"
             )
         counts[number] = count
         pieces.append(data[body:offset])
@@ -333,7 +338,7 @@ def _read_const(cursor: Cursor, header: Header) -> Transducer:
     arcs = cursor.array(ARC, header.num_arcs, "arcs of a const FST")
     ends = np.cumsum(states["num_arcs"], dtype=np.int64)
     if not np.array_equal(states["first"], ends - states["num_arcs"]) or ends[-1:].sum() != len(arcs):
-        cursor.fail(f"a const FST whose states do not share out its {len(arcs)} arcs in order")
+        cursor.fail(f"a const FST whose states do not share out its {counted(len(arcs), 'arc')} in order")
     return _transducer(header, states["final"], _owners(states["num_arcs"]), arcs)
 
 
@@ -443,6 +448,7 @@ def read_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
     """
     cursor = open_file(path)
     names: dict[int, str] = {}
+    repeated: list[str] = []
     number = 0
     while cursor.left:
         number += 1
@@ -456,14 +462,16 @@ def read_symbols(path: str | os.PathLike[str]) -> tuple[str, ...]:
             )
         name, label = fields[0], int(fields[1])
         if label in names:
-            raise DataError(f"{path}:{number}: id {label} belongs to {names[label][:80]!r} and {name[:80]!r}")
+            repeated.append(f"{path}:{number}: id {label} belongs to {names[label][:80]!r} and {name[:80]!r}")
         names[label] = name
+    if repeated:
+        raise DataError(f"{listed(repeated)}; expected each id once")
     names.pop(0, None)
     if names and max(names) > len(names):
-        came = f"{len(names)} ids from {min(names)} to {max(names)}"
+        came = f"{counted(len(names), 'id')} from {min(names)} to {max(names)}"
         raise DataError(f"{path}: {came}: expected 1, 2, ... without gaps")
     if twice := [name for name, count in Counter(names.values()).items() if count > 1]:
-        raise DataError(f"{path}: a name occurs twice, {twice[0][:80]!r}")
+        raise DataError(f"{path}: a name occurs twice, {listed([repr(name[:80]) for name in twice], ', ')}")
     return tuple(names[label] for label in range(1, len(names) + 1))
 
 
@@ -488,6 +496,6 @@ def grammar_over(grammar: Transducer, symbols: Sequence[str], words: Sequence[st
             table[label] = ids[name]
         elif name != BACK_OFF:
             raise DataError(
-                f"the grammar has the word {name!r}, which is not among the {len(ids)} words of the lexicon"
+                f"the grammar has the word {name!r}, which is not among the {counted(len(ids), 'word')} of the lexicon"
             )
     return replace(grammar, ilabel=table[grammar.ilabel], olabel=table[grammar.olabel])

@@ -31,7 +31,7 @@ from typing import IO, Any, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import DataError
+from fsachain.errors import DataError, counted
 from fsachain.files import line_text
 
 BINARY_MARK = b"\0B"
@@ -76,7 +76,7 @@ class Cursor:
 
     def take(self, count: int, what: str) -> memoryview:
         if not 0 <= count <= self.left:
-            self.fail(f"{what} takes {count} bytes, {self.left} are left")
+            self.fail(f"{what} takes {counted(count, 'byte')}, {self.left} are left")
         begin = self.position
         self.position += count
         return self.data[begin : self.position]
@@ -200,7 +200,7 @@ class Cursor:
         begin = self.position
         end = _LINE.match(self.data, begin).end()  # type: ignore[union-attr]
         if end - begin > longest:
-            self.fail(f"a line of {end - begin} bytes; expected at most {longest}")
+            self.fail(f"a line of {counted(end - begin, 'byte')}; expected at most {longest}")
         self.position = min(end + 1, len(self.data))
         return line_text(bytes(self.data[begin:end]), f"{self.name}, byte {begin}").strip()
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import DataError, GraphError, ShapeError, brief, integer
+from fsachain.errors import DataError, GraphError, ShapeError, brief, counted, integer
 from fsachain.files import parse_json, read_npz, replacing
 from fsachain.fsa import Floats, Fsa, Ints
 from fsachain.opaque import opaque
@@ -77,7 +77,10 @@ class TransitionTable:
     leaky_log_prob: Floats | None = None
 
     def __repr__(self) -> str:
-        return f"TransitionTable({self.num_states} states, {self.num_arcs} arcs, {len(self.active_pdfs)} active pdfs)"
+        return (
+            f"TransitionTable({counted(self.num_states, 'state')}, {counted(self.num_arcs, 'arc')}, "
+            f"{counted(len(self.active_pdfs), 'active pdf')})"
+        )
 
     @property
     def leak_target(self) -> Floats:
@@ -329,7 +332,9 @@ class TableFile(Mapping[str, TransitionTable]):
         with self._opened() as file:
             size, header = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
             if len(header) < _HEADER.size:
-                raise DataError(f"{self.path}: {size} bytes are no file of compiled tables")
+                raise DataError(
+                    f"{self.path}: {counted(size, 'byte', verb='are')} no file of compiled tables"
+                )
             mark, version, crc, place, length, count = _HEADER.unpack(header)
             index = _read_at(file, length, place) if place + length == size else b""
         if mark != _MARK:
@@ -340,7 +345,7 @@ class TableFile(Mapping[str, TransitionTable]):
             )
         if len(index) < max(length, count * _ENTRY.itemsize) or zlib.crc32(index) != crc:
             raise DataError(
-                f"{self.path}: the index of {count} tables at byte {place} is damaged or cut short"
+                f"{self.path}: the index of {counted(count, 'table')} at byte {place} is damaged or cut short"
             )
         self._entries = np.frombuffer(index[: count * _ENTRY.itemsize], dtype=_ENTRY)
         record = parse_json(index[count * _ENTRY.itemsize :], self.path)
@@ -351,7 +356,9 @@ class TableFile(Mapping[str, TransitionTable]):
             raise DataError(f"{self.path}: the index lacks names or facts ({error})") from error
         self._number = {name: number for number, name in enumerate(names)}
         if not len(self._number) == len(names) == count:
-            raise DataError(f"{self.path}: the index has {len(self._number)} names for {count} tables")
+            raise DataError(
+                f"{self.path}: the index has {counted(len(self._number), 'name')} for {counted(count, 'table')}"
+            )
 
     def __getitem__(self, name: str) -> TransitionTable:
         entry = self._entries[self._number[name]]
@@ -414,7 +421,7 @@ def _parse(body: memoryview, entry: Any) -> TransitionTable:
         length = lengths[length_of]
         size = length * dtype.itemsize
         if not 0 <= size <= len(body) - place:
-            raise ValueError(f"{length} numbers do not fit")
+            raise ValueError(f"{counted(length, 'number', verb='do')} not fit")
         arrays[name] = np.frombuffer(body, dtype, length, place)
         place += size + -size % _CHUNK
     return _of_arrays(arrays, num_states, num_arcs, num_pdfs)

@@ -245,7 +245,7 @@ GOOD = {"targets": [[1, 2], [3, 0]], "input_lengths": [6, 5], "target_lengths": 
         ({"delay_penalty": "1e-3"}, ConfigError, "delay_penalty = '1e-3'; expected"),
         ({"delay_penalty": float("nan")}, ConfigError, "delay_penalty = nan"),
         ({"memory_budget": -1.0}, ConfigError, "memory_budget = -1.0"),
-        ({"names": ["anna"]}, ShapeError, "names has 1 entries; expected 2"),
+        ({"names": ["anna"]}, ShapeError, "names has 1 entry; expected 2"),
         ({"backend": "tpu"}, BackendUnavailable, "backend 'tpu': no backend has this name"),
         ({"backend": "cuda"}, BackendUnavailable, "backend 'cuda' has no CTC .*; available: cpu, reference"),
         ({"log_probs": SCORES[:, :0]}, ShapeError, "log_probs has no sequences"),

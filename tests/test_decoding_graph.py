@@ -266,7 +266,7 @@ def test_a_kaldi_grammar_decodes_with_our_lexicon():
     for said in (["yes"], ["yes", "no", "yes"]):
         for found in heard(decoder, said, lexicon, tree, 10, seed=1):
             assert list(found.words) == said and found.complete
-    absent, short = "the word 'no', which is not among the 1 words", "labels 0 to 3; words.txt has ids 1 to 2"
+    absent, short = "the word 'no', which is not among the 1 word", "labels 0 to 3; words.txt has ids 1 to 2"
     refuses(DataError, absent, grammar_over, grammar, symbols, ["yes"])
     refuses(DataError, short, grammar_over, grammar, symbols[:2], lexicon.words)
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import tolerances
+from cli_fixtures import assert_one_line
 from graph_paths import Scorer, assert_same_columns, log_add
 from hypothesis import given
 from hypothesis import strategies as st
@@ -132,9 +133,14 @@ def test_a_development_set_keeps_what_the_phone_model_never_saw_and_a_training_s
     graphs = "--lang lang --den den"
     out = fsachain.ok(f"num-graphs data num.npz {graphs}").out
     told = ", 4 with n-grams that the phone language model never saw"
-    assert "5 numerators, " in out and told in out
+    assert (
+        "5 numerators, " in out
+        and f"{told}: a training leaves these out, a development set keeps them" in out
+    )
     assert told in fsachain.ok(f"num-tables data tables {graphs}").out
-    assert "4  no path" in fsachain.ends(3, f"num-graphs data none.npz {graphs} --floor 0").out
+    without = f"num-graphs data none.npz {graphs} --floor 0"
+    assert_one_line(fsachain(without), "4 of 5 utterances (80 %)", "expected --floor (for a development set)")
+    assert "4  no path" in fsachain.ends(3, f"{without} --allow-left-out 0.8").out
     config = f"{graphs} --config small.yaml --set train.batch_size=1"
     for name, made, options in (
         ("graphs", "num.npz", ""),
@@ -142,7 +148,11 @@ def test_a_development_set_keeps_what_the_phone_model_never_saw_and_a_training_s
         ("streamed", "tables", "--stream"),
         ("compiled", "-", "--stream --jobs 1"),
     ):
-        step = f"train data {made} {name} {config} --dev data {made} {options}"
+        step = f"--dev data {made} {config} {options}"
+        stopped = fsachain.ends(1, f"train data {made} {name}-stopped {step}").err
+        assert "training set: 4 of 5 utterances (80 %) would be left out" in stopped
+        assert "lower phone_lm.ngram_order" in stopped
+        step = f"train data {made} {name} {step} --allow-left-out 0.8"
         assert f"development set: 5 utterances{told}" in fsachain.ends(3, step).err
         log = list(read_log(corpus / name / "train.jsonl"))
         assert [event["dev_floored"] for event in log if event["event"] == "start"] == [4]

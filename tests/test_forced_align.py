@@ -87,7 +87,7 @@ def test_path_score_and_posteriors_are_those_of_all_ways(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ctc, "SMALL", 0 if stretches else ctc.SMALL)
         if not expected:
-            refuses(AlignmentError, "frames for a target of", forced_align, log_probs, labels, **options)
+            refuses(AlignmentError, r"frames? for a target of", forced_align, log_probs, labels, **options)
             return
         paths, scores = forced_align(log_probs, labels, **options)
     _, posteriors = forced_align(log_probs, labels, scores="posterior", **options)
@@ -211,7 +211,7 @@ def test_wrong_arguments_are_named(changed, error, message, backend):
 
 def test_all_utterances_without_an_alignment_are_named_at_once():
     options = {"input_lengths": [5, 2, 1], "names": ["a", "b", "c"]}
-    with pytest.raises(AlignmentError, match=r"b: 2 frames.*c: 1 frames") as caught:
+    with pytest.raises(AlignmentError, match=r"b: 2 frames.*c: 1 frame ") as caught:
         forced_align(outputs(3, 5, 4), torch.tensor([[1, 2, 3]] * 3), **options)
     assert caught.value.utterances == [1, 2] and isinstance(caught.value, RuntimeError)
     refuses(AlignmentError, "; and 2 more", forced_align, outputs(7, 1, 4), torch.ones(7, 2).long())

@@ -241,10 +241,10 @@ def test_merged_examples_come_apart_into_their_sequences(tmp_path):
         (
             b"<FramesPerSeq> " + kb.i4(2),
             b"<FramesPerSeq> " + kb.i4(3),
-            "1 sequences of 3 frames, but 2 indexes",
+            "1 sequence of 3 frames, but 2 indexes",
         ),
-        (b"<LabelDim> " + kb.i4(4), b"<LabelDim> " + kb.i4(1), "pdf 1 in a supervision of 1 pdfs"),
-        (b"<DW> \1\2\0\0\0aa", b"<DW> \1\1\0\0\0a", "1 derivative weights for 2 frames"),
+        (b"<LabelDim> " + kb.i4(4), b"<LabelDim> " + kb.i4(1), "pdf 1 in a supervision of 1 pdf"),
+        (b"<DW> \1\2\0\0\0aa", b"<DW> \1\1\0\0\0a", "1 derivative weight for 2 frames"),
         (b"\x7f" + kb.i4(0) + kb.i4(1) + kb.i4(0), b"\x7d", "step 125 of an index"),
         (b"<NnetIo> input <I1V> " + kb.i4(2), b"<NnetIo> input <I1V> " + kb.i4(1), "found '"),
     ],

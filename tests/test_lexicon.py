@@ -49,7 +49,7 @@ def spelled(lexicon, word):
 def test_the_same_letters_in_another_unicode_form_are_told_and_found():
     composed, apart = "n\u00e9", "ne\u0301"
     lexicon = Lexicon.from_entries([(composed, 1.0, ["N"])], silence=None)
-    told = f"word '{apart}' is not among the 1 words .* has '{composed}', the same letters in another Unicode form"
+    told = f"word '{apart}' is not among the 1 word .* has '{composed}', the same letters in another Unicode form"
     with pytest.raises(GraphError, match=told):
         lexicon.word_id(apart)
     assert [lexicon.known_form(word) for word in (apart, f"\u00ab{apart.upper()}\u00bb", "ne")] == [

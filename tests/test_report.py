@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from fsachain.asr.cli.record import record_run, recorded_stage
 from fsachain.asr.cli.report import tensorboard
 from fsachain.asr.report.collect import Layout, add_times, choose, clip, collect, read_stages
-from fsachain.asr.report.page import NOTHING, all_tables, render, write_report
+from fsachain.asr.report.page import NOTHING, all_tables, render, state, write_report
 from fsachain.asr.train.log import JsonLinesLog, read_log
 from fsachain.errors import ConfigError, DataError
 from tests import report_inputs
@@ -169,6 +169,62 @@ def test_a_second_pass_has_graphs_and_data_of_the_first_and_the_configuration_of
     found = collect(Layout.find(tmp_path / "second"))
     assert found.layout.graphs == exp / "graphs" and found.sizes[0].name == "train"
     assert found.config == {"train": {"seed": 5}}
+
+
+INPUTS = {
+    "train": "/corpus/train",
+    "dev": "/corpus/dev",
+    "test": "/corpus/test",
+    "lexicon": "/corpus/lexicon.txt",
+}
+
+
+def test_a_run_that_went_on_lists_all_inputs_and_every_call(exp):
+    """The second call names no inputs, and only the stages that were left."""
+    log = JsonLinesLog(exp / "stages.jsonl")
+    log.write("run", stages=["align", "report"], command=["fsachain", "run", "exp"], config={})
+    kept = {"inputs": INPUTS, "done": {}, "stages": {}}
+    (exp / "run.json").write_text(json.dumps(kept))
+    tables = all_tables(collect(Layout.find(exp)))
+    inputs = {row[0].text: row[1].text for row in tables["inputs"].rows}
+    assert inputs == {f"--{name}": path for name, path in INPUTS.items()}
+    calls = [[cell.text for cell in row[1:]] for row in tables["runs"].rows]
+    assert calls == [["train decode align", "run.py value"], ["align report", "fsachain run exp"]]
+    write_report(Layout.find(exp), exp / "report.html", None)
+    page = (exp / "report.html").read_text(encoding="utf-8")
+    assert all(path in page for path in INPUTS.values()) and "fsachain run exp" in page
+
+
+def test_an_experiment_is_complete_when_all_stages_of_the_run_are_done_with_its_options(exp):
+    def state_with(done, stages):
+        (exp / "run.json").write_text(json.dumps({"inputs": INPUTS, "done": done, "stages": stages}))
+        (exp / "data" / "test").rename(exp / "test")
+        found = collect(Layout.find(exp, test=exp / "test"))
+        (exp / "test").rename(exp / "data" / "test")
+        return state(found)
+
+    log = JsonLinesLog(exp / "stages.jsonl")
+    wanted = {"train": "a", "decode": "b", "align": "c", "report": "d"}
+    assert state_with(wanted, wanted) == "align failed"
+    log.write("start", stage="align")
+    log.write("end", stage="align", seconds=1.0)
+    assert state_with(wanted, wanted) == "complete"
+    without_report = {name: digest for name, digest in wanted.items() if name != "report"}
+    assert state_with(without_report, wanted) == "complete"  # the report is what is being made
+    assert state_with({"train": "a", "decode": "b"}, wanted) == "not complete: align to come"
+    assert state_with({**wanted, "train": "other"}, wanted) == "not complete: train to come"
+    training = (exp / "model" / "train.jsonl").read_text().splitlines(keepends=True)
+    (exp / "model" / "train.jsonl").write_text("".join(training[:-1]))
+    assert state_with(wanted, wanted) == "training: 3 of 3 epochs done"
+    (exp / "model" / "train.jsonl").write_text("".join(training))
+    hypotheses = (exp / "decode" / "hyp.txt").read_text().splitlines(keepends=True)
+    (exp / "decode" / "hyp.txt").write_text("".join(hypotheses[1:]))
+    assert state_with(wanted, wanted) == "complete but for 1 utterance"
+    log.write("run", stages=["decode", "align"], command=[], config={})
+    (exp / "run.json").unlink()
+    assert (
+        state(collect(Layout.find(exp))) == "complete but for 1 utterance"
+    )  # a folder of an earlier version
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(8000, 8000), (44100, 16000)])

@@ -70,6 +70,18 @@ def test_how_lines_and_the_last_line_end_changes_nothing(name, tmp_path):
         assert read(path) == expected
 
 
+@pytest.mark.parametrize("name", ["transcripts", "table", "symbols"])
+def test_all_repetitions_are_listed_at_once(name, tmp_path):
+    read, content = READERS[name]
+    path = tmp_path / "twice.txt"
+    path.write_text(2 * content)
+    with pytest.raises(FsachainError) as refused:
+        read(path)
+    lines = len(content.splitlines())
+    for line in range(lines + 1, 2 * lines + 1):
+        assert f"twice.txt:{line}: " in str(refused.value)
+
+
 def test_comments_of_a_ctm_are_no_entries(tmp_path):
     read, content = READERS["ctm"]
     (tmp_path / "plain.ctm").write_text(content)

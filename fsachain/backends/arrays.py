@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.batch import TableBatch
-from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, as_number
+from fsachain.errors import BackendUnavailable, ConfigError, ShapeError, as_number, counted
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -25,12 +25,12 @@ def check_scores(batch: TableBatch, shape: tuple[int, ...], argument: str) -> No
         raise ShapeError(f"{argument} has shape {list(shape)}; expected [N, T, P]")
     if shape[0] != batch.size:
         raise ShapeError(
-            f"{argument} has {shape[0]} sequences (shape {list(shape)}); expected {batch.size} as in the batch"
+            f"{argument} has {counted(shape[0], 'sequence')} (shape {list(shape)}); expected {batch.size} as in the batch"
         )
     for n, table in enumerate(batch.tables):
         if table.num_pdfs > shape[2]:
             raise ShapeError(
-                f"{argument} has {shape[2]} pdfs (shape {list(shape)}); "
+                f"{argument} has {counted(shape[2], 'pdf')} (shape {list(shape)}); "
                 f"expected at least {table.num_pdfs} for {batch.names[n]}"
             )
 
@@ -46,11 +46,13 @@ def check_lengths(lengths: Any, batch: TableBatch, num_frames: int, argument: st
         return np.full(batch.size, num_frames, dtype=np.int64)
     if getattr(getattr(lengths, "device", None), "type", "cpu") != "cpu":
         # Reading them would wait for the device at each call.
-        raise ShapeError(f"lengths are on {lengths.device}; expected {batch.size} integers on the host")
+        raise ShapeError(
+            f"lengths are on {lengths.device}; expected {counted(batch.size, 'integer')} on the host"
+        )
     array = np.asarray(lengths)
     if array.shape != (batch.size,) or array.dtype.kind not in "iu":
         raise ShapeError(
-            f"lengths has shape {list(array.shape)} and dtype {array.dtype}; expected {batch.size} integers"
+            f"lengths has shape {list(array.shape)} and dtype {array.dtype}; expected {counted(batch.size, 'integer')}"
         )
     bad = np.flatnonzero((array < 0) | (array > num_frames))
     if bad.size:

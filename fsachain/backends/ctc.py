@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, DataError, ShapeError, check_finite, integer
+from fsachain.errors import ConfigError, DataError, ShapeError, check_finite, counted, integer
 from fsachain.fsa import Floats, Fsa
 from fsachain.graph.ctc import CtcTopology, check_topology, differs_from_previous, target_graph
 from fsachain.graph.forgive import NOTHING, Forgiveness
@@ -197,7 +197,7 @@ def joined_names(names: Sequence[str] | None, size: int) -> str:
     if names is None:
         return ""
     if len(names) != size:
-        raise ShapeError(f"names has {len(names)} entries; expected {size}, one for each sequence")
+        raise ShapeError(f"names has {counted(len(names), 'entry')}; expected {size}, one for each sequence")
     return "\n".join(" ".join(str(name).split()) for name in names)
 
 
@@ -233,7 +233,7 @@ def make_problem(
     check_topology(topology)
     if log_prior.size and (log_prior.shape != (num_classes,) or not np.isfinite(log_prior).all()):
         raise ShapeError(
-            f"log_priors has shape {list(log_prior.shape)}; expected {num_classes} finite numbers"
+            f"log_priors has shape {list(log_prior.shape)}; expected {counted(num_classes, 'finite number')}"
         )
     check_finite("delay_penalty", delay_penalty)
     labels, counts = _padded_labels(targets, label_counts, size, names)
@@ -261,7 +261,8 @@ def check_labels(problem: CtcProblem) -> None:
     for n, k in np.argwhere(wrong):
         raise DataError(
             f"{name_of(problem.names, n)}: targets[{n}][{k}] = {labels[n, k]}; expected a class in [0, {num_classes}) other "
-            f"than the blank, {blank}: log_probs has {num_classes} classes, and its network must have as many outputs as "
+            f"than the blank, {blank}: log_probs has {counted(num_classes, 'class')}, and its network must "
+            "have as many outputs as "
             "there are labels with the blank"
         )
 
@@ -271,7 +272,8 @@ def _check_counts(
 ) -> Integers:
     if counts.shape != (size,) or counts.dtype.kind not in "iu":
         raise ShapeError(
-            f"{argument} has shape {list(counts.shape)} and dtype {counts.dtype}; expected {size} integers, for each "
+            f"{argument} has shape {list(counts.shape)} and dtype {counts.dtype}; expected "
+            f"{counted(size, 'integer')}, for each "
             f"sequence {what}"
         )
     values = counts.tolist()

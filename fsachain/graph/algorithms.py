@@ -50,7 +50,8 @@ def random_paths(fsa: Fsa, count: int, *, seed: int = 0, mean_frames: int = 50) 
     distance = reachability.arcs_from(fsa.num_states, fsa.num_states + 1, src, dst)[:-1] - 1
     if not math.isfinite(distance[fsa.start]):
         raise GraphError(
-            f"the acceptor ({fsa.num_states} states, {fsa.num_arcs} arcs) accepts no sequence: it has no paths"
+            f"the acceptor ({counted(fsa.num_states, 'state')}, {counted(fsa.num_arcs, 'arc')}) accepts no "
+            "sequence: it has no paths"
         )
     alive = usable[np.isfinite(distance[fsa.dst[usable]])]
     order = alive[np.argsort(fsa.src[alive], kind="stable")]
@@ -224,10 +225,11 @@ class GraphFacts:
                 f"{counted(self.num_arcs, 'arc')}, {pdfs}",
                 f"{counted(self.num_self_loops, 'self-loop')}, {cycles}, {counted(unused, 'state')} on no path, "
                 f"{'deterministic' if self.is_deterministic else 'not deterministic'}, "
-                f"{self.num_parallel_arcs} parallel arcs of one pdf",
-                f"shortest path {self.min_frames:g} frames",
+                f"{counted(self.num_parallel_arcs, 'parallel arc')} of one pdf",
+                f"shortest path {counted(self.min_frames, 'frame', 'g')}",
                 f"probabilities of a state add up to {self.sums}",
-                f"compiled: {self.table_bytes:,} bytes; {self.arcs_per_frame:,} arc-evaluations per frame and sequence",
+                f"compiled: {counted(self.table_bytes, 'byte', ',')}; {self.arcs_per_frame:,} "
+                "arc-evaluations per frame and sequence",
             ]
         )
 
@@ -275,9 +277,9 @@ def describe_transducer(fst: Transducer) -> str:
     labels = len(np.unique(fst.ilabel[~silent_in])), len(np.unique(fst.olabel[~silent_out]))
     return (
         f"transducer: {counted(fst.num_states, 'state')}, {finals} of them final, {counted(len(fst.src), 'arc')}\n"
-        f"{labels[0]} input labels, {labels[1]} output labels\n"
-        f"{silent_in.sum()} arcs without input label, {silent_out.sum()} without output label, "
-        f"{(silent_in & silent_out).sum()} without both; {loops} self-loops"
+        f"{counted(labels[0], 'input label')}, {counted(labels[1], 'output label')}\n"
+        f"{counted(int(silent_in.sum()), 'arc')} without input label, {silent_out.sum()} without output label, "
+        f"{(silent_in & silent_out).sum()} without both; {counted(loops, 'self-loop')}"
     )
 
 
@@ -306,7 +308,8 @@ def determinize(fsa: Fsa, *, semiring: str) -> Fsa:
         return fsa.trim()
     if facts.num_cycles:
         raise GraphError(
-            f"{facts.num_cyclic_states} states lie on cycles: determinisation of a cyclic graph that is not "
+            f"{counted(facts.num_cyclic_states, 'state', verb='lie')} on cycles: determinisation of a "
+            "cyclic graph that is not "
             "deterministic may not end; `fsachain.graph.denominator.lump` merges its states"
         )
     pywrapfst = require("pywrapfst", extra="graph")
@@ -381,7 +384,9 @@ def _accepting(fsa: Fsa, semiring: str) -> Fsa:
         raise ConfigError(f"semiring = {semiring!r}: expected one of {', '.join(SEMIRINGS)}")
     trimmed = fsa.trim()
     if trimmed.min_frames() == float("inf"):
-        raise GraphError(f"the acceptor ({fsa.num_states} states, {fsa.num_arcs} arcs) accepts no sequence")
+        raise GraphError(
+            f"the acceptor ({counted(fsa.num_states, 'state')}, {counted(fsa.num_arcs, 'arc')}) accepts no sequence"
+        )
     return trimmed
 
 
@@ -402,10 +407,14 @@ def to_dot(fsa: Fsa, pdf_names: Sequence[str] | None = None) -> str:
     A graph of more than `MAX_STATES` states is refused.
     """
     if fsa.num_states > MAX_STATES:
-        raise GraphError(f"{fsa.num_states} states: expected at most {MAX_STATES}; draw a part of the graph")
+        raise GraphError(
+            f"{counted(fsa.num_states, 'state')}: expected at most {MAX_STATES}; draw a part of the graph"
+        )
     largest = int(fsa.pdf.max(initial=-1))
     if pdf_names is not None and largest >= len(pdf_names):
-        raise GraphError(f"pdf_names has {len(pdf_names)} names; the graph has pdfs up to {largest}")
+        raise GraphError(
+            f"pdf_names has {counted(len(pdf_names), 'name')}; the graph has pdfs up to {largest}"
+        )
     lines = [
         "digraph fsa {",
         "  rankdir = LR;",

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import GraphError, ShapeError
+from fsachain.errors import GraphError, ShapeError, counted
 from fsachain.files import parse_json, read_npz
 from fsachain.fsa import Fsa
 
@@ -62,7 +62,7 @@ def numbers(arrays: Arrays, name: str, dtype: npt.DTypeLike, length: int | None 
             f"{name} is an array {list(column.shape)[:8]} of {column.dtype}; expected a column of {np.dtype(dtype)}"
         )
     if length is not None and len(column) != length:
-        raise ValueError(f"{name} has {len(column)} rows; expected {length}")
+        raise ValueError(f"{name} has {counted(len(column), 'row')}; expected {length}")
     return column if column.size else np.empty(0, dtype)
 
 
@@ -80,7 +80,7 @@ def unique_names(arrays: Arrays, name: str) -> list[str]:
     """The column of strings, all different and none wider than `_LONGEST_ID`."""
     column = texts(arrays, name)
     if column.dtype.itemsize > 4 * _LONGEST_ID:
-        raise ValueError(f"{name} holds strings of up to {column.dtype.itemsize // 4} letters")
+        raise ValueError(f"{name} holds strings of up to {counted(column.dtype.itemsize // 4, 'letter')}")
     names: list[str] = column.tolist()
     twice, count = Counter(names).most_common(1)[0] if names else ("", 1)
     if count > 1:
@@ -91,7 +91,7 @@ def unique_names(arrays: Arrays, name: str) -> list[str]:
 def offsets(sizes: npt.NDArray[np.int64], total: int, what: str) -> npt.NDArray[np.int64]:
     """int64 [N + 1]: where each of N pieces begins, and where the last ends; the sizes [N] must sum to `total`."""
     if sizes.min(initial=0) < 0 or sizes.sum(dtype=np.float64) != total:  # float64 does not wrap around
-        raise ValueError(f"{what} do not share out the {total} entries")
+        raise ValueError(f"{what} do not share out the {counted(total, 'entry')}")
     ends = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends

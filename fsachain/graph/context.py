@@ -88,7 +88,9 @@ def named_ids(phones: Sequence[str], names: Iterable[str], argument: str) -> fro
     given = list(names)
     for name in given:
         if name not in ids:
-            raise GraphError(f"{argument} names the phone {name!r}, which is not among the {len(ids)} phones")
+            raise GraphError(
+                f"{argument} names the phone {name!r}, which is not among the {counted(len(ids), 'phone')}"
+            )
     return frozenset(ids[name] for name in given)
 
 
@@ -213,7 +215,9 @@ class ContextTree:
         shared = tuple(map(tuple, self.shared))
         distinct = len(set(phones))
         if not phones or distinct != len(phones):
-            raise GraphError(f"phones has {len(phones)} names, {distinct} distinct; expected equal")
+            raise GraphError(
+                f"phones has {counted(len(phones), 'name')}, {distinct} distinct; expected equal"
+            )
         width = self.context_width
         centre = width - 1 if self.central_position < 0 else self.central_position
         self._check_context(width, centre)
@@ -234,11 +238,14 @@ class ContextTree:
         first_pdfs = list(accumulate(in_set, initial=0 if self.topology.blank == "none" else 1))
         num_pdfs = first_pdfs[-1] if self.decisions is None else self.decisions.num_pdfs
         if num_pdfs > _MOST_PDFS:
-            raise GraphError(f"{len(phones)} phones have {num_pdfs} pdfs; expected at most {_MOST_PDFS}")
+            raise GraphError(
+                f"{counted(len(phones), 'phone', verb='have')} {counted(num_pdfs, 'pdf')}; expected at most {_MOST_PDFS}"
+            )
         is_table = self.decisions is not None and width == 2 and centre == 1
         if is_table and (len(phones) + 1) ** 2 * classes > _MOST_CONTEXTS:
             raise GraphError(
-                f"{len(phones)} phones after each other in {classes} pdf classes: expected at most {_MOST_CONTEXTS} "
+                f"{counted(len(phones), 'phone')} after each other in {counted(classes, 'pdf class')}: expected at "
+                f"most {_MOST_CONTEXTS} "
                 "contexts of a decision tree"
             )
         for name, value in (
@@ -267,7 +274,9 @@ class ContextTree:
                 (key for key in self.decisions.question_keys() if not PDF_CLASS <= key < width), default=None
             )
             if bad is not None:
-                raise GraphError(f"decisions ask for the place {bad} of a window of {width} phones")
+                raise GraphError(
+                    f"decisions ask for the place {bad} of a window of {counted(width, 'phone')}"
+                )
 
     @classmethod
     def monophone(
@@ -361,7 +370,7 @@ class ContextTree:
                 f"pdf_class = {pdf_class}: expected a class in [0, {self.topology.num_pdf_classes})"
             )
         if len(window) != self.context_width:
-            raise GraphError(f"window {tuple(window)}: expected {self.context_width} phones")
+            raise GraphError(f"window {tuple(window)}: expected {counted(self.context_width, 'phone')}")
         pdf = None
         phone = window[self.central_position]
         if phone and self.decisions is not None:
@@ -501,7 +510,7 @@ class ContextTree:
         topology = json.dumps(self.topology.to_dict())
         if len(topology) > _LONGEST_TOPOLOGY:
             raise GraphError(
-                f"{path}: the topology has {len(self.topology.states)} states; expected hundreds"
+                f"{path}: the topology has {counted(len(self.topology.states), 'state')}; expected hundreds"
             )
         arrays: dict[str, Any] = {
             "format": np.array(NPZ_FORMAT),
@@ -531,14 +540,16 @@ class ContextTree:
     def _of_arrays(cls, arrays: Arrays) -> ContextTree:
         topology = arrays["topology"]
         if topology.dtype.itemsize > 4 * _LONGEST_TOPOLOGY:
-            raise ValueError(f"the topology has {topology.dtype.itemsize // 4} letters")
+            raise ValueError(f"the topology has {counted(topology.dtype.itemsize // 4, 'letter')}")
         phones = unique_names(arrays, "phones")
         width, centre = numbers(arrays, "window", np.int64, 2).tolist()
         members = numbers(arrays, "shared", np.int64, len(phones)).tolist()
         ends = offsets(numbers(arrays, "shared_sizes", np.int64), len(members), "shared sets").tolist()
         independent = numbers(arrays, "context_independent", np.int64)
         if len(independent) > len(phones):
-            raise ValueError(f"context_independent has {len(independent)} ids of {len(phones)} phones")
+            raise ValueError(
+                f"context_independent has {counted(len(independent), 'id')} of {counted(len(phones), 'phone')}"
+            )
         decisions = None
         if "heads" in arrays:
             heads, rows = (numbers(arrays, name, np.int32).tolist() for name in ("heads", "rows"))
@@ -700,5 +711,5 @@ class DecisionTree:
                 raise GraphError(f"nodes[{number}] is a split whose values do not rise")
             nodes.append(Split(key, frozenset(values), yes, no))
         if end != len(rows):
-            raise GraphError(f"the rows of nodes have {end} numbers: expected {len(rows)}")
+            raise GraphError(f"the rows of nodes have {counted(end, 'number')}: expected {len(rows)}")
         return cls(nodes)

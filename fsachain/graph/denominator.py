@@ -11,7 +11,7 @@ import numpy.typing as npt
 from scipy import sparse
 
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import GraphError, integer
+from fsachain.errors import GraphError, counted, integer
 from fsachain.files import without_collector
 from fsachain.fsa import Floats, Fsa, Ints, input_fsa
 from fsachain.graph.context import ContextTree
@@ -212,7 +212,9 @@ def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _accepting(model: Fsa, name: str, what: str) -> Fsa:
     trimmed = model.trim()
     if not trimmed.num_arcs:
-        raise GraphError(f"{name} ({model.num_states} states, {model.num_arcs} arcs) accepts no {what}")
+        raise GraphError(
+            f"{name} ({counted(model.num_states, 'state')}, {counted(model.num_arcs, 'arc')}) accepts no {what}"
+        )
     return trimmed
 
 

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from fsachain.errors import ConfigError, DataError, GraphError, refuse_text, require
+from fsachain.errors import ConfigError, DataError, GraphError, counted, refuse_text, require
 from fsachain.files import GZIP, most_unpacked, unpack
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.lexicon import Lexicon
@@ -294,7 +294,7 @@ def _check_header_line(line: bytes, name: str, size: int) -> None:
     if found and (int(found[1]) > _HIGHEST_ORDER or int(found[2]) > size):
         came = line.decode("latin-1").strip()[:80]
         raise GraphError(
-            f"{name}: claims {came!r}; expected an order of at most {_HIGHEST_ORDER}, and at most {size} n-grams"
+            f"{name}: claims {came!r}; expected an order of at most {_HIGHEST_ORDER}, and at most {counted(size, 'n-gram')}"
         )
 
 
@@ -390,7 +390,8 @@ def without_back_off(grammar: Transducer, *, max_arcs: int = MAX_ARCS) -> Fsa:
         num_arcs += len(own[state])
         if num_arcs > max_arcs:
             raise GraphError(
-                f"a smoothed n-gram of {grammar.num_states} histories has more than max_arcs = {max_arcs} arcs; "
+                f"a smoothed n-gram of {counted(grammar.num_states, 'history')} has more than max_arcs = "
+                f"{counted(max_arcs, 'arc')}; "
                 "an unsmoothed one (estimate_phone_lm) stays small"
             )
     rows = (

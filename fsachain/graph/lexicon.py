@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fsachain.errors import DataError, GraphError, as_number, brief, counted, refuse_text, warn
+from fsachain.errors import DataError, GraphError, as_number, brief, counted, listed, refuse_text, warn
 from fsachain.files import LONGEST_LINE, binary_lines, parse_json, replacing, text_lines, without_collector
 from fsachain.graph.transducer import Numbers
 from fsachain.opaque import opaque
@@ -37,7 +37,6 @@ _LONGEST_ENTRY = 1 << 13  # bytes of a line of text: a word and 4,000 phones
 _DISAMBIGUATION = re.compile(r"#\d+")
 _NUMBERED = re.compile(r"(.+)\(\d+\)")
 _COMMENT = re.compile(r"#|;;")  # begins a line that is a comment, in files of CMUdict and of Kaldi's recipes
-_MOST_LISTED = 10  # faults of one kind in a message
 _MOST_LOOKED_AT = 1000  # words, to see whether they are their characters
 _HEAD: dict[str, type | tuple[type, ...]] = {
     "silence": (str, NoneType),
@@ -197,11 +196,14 @@ class Lexicon:
         word_ids, phone_ids = _ids(words), _ids(phones)
         if not words or len(word_ids) != len(words) or len(self.pronunciations) != len(words):
             raise GraphError(
-                f"lexicon of {len(words)} words ({len(word_ids)} distinct) and {len(self.pronunciations)} lists of "
+                f"lexicon of {counted(len(words), 'word')} ({len(word_ids)} distinct) and "
+                f"{len(self.pronunciations)} lists of "
                 "pronunciations: expected at least one word, all distinct, one list for each"
             )
         if len(phone_ids) != len(phones):
-            raise GraphError(f"lexicon has {len(phones)} phones, {len(phone_ids)} of them distinct")
+            raise GraphError(
+                f"lexicon has {counted(len(phones), 'phone')}, {len(phone_ids)} of them distinct"
+            )
         if self.silence is not None and self.silence not in phone_ids:
             other = _in_another_case(self.silence, phones)
             hint = "" if other is None else f"; it has {other!r:.80}: expected silence={other!r:.80}"
@@ -370,7 +372,7 @@ class Lexicon:
             if known is not None and len({unicodedata.normalize("NFC", one) for one in (known, word)}) == 1:
                 like += f", the same letters in another Unicode form (NFC, NFD): {known!a} for {word!a}"
             raise GraphError(
-                f"{where}word {word!r} is not among the {len(self.words)} words of the lexicon{like}; "
+                f"{where}word {word!r} is not among the {counted(len(self.words), 'word')} of the lexicon{like}; "
                 "add it, or choose a word that stands for unknown ones (lang.oov)"
             )
         return self._word_ids[self.oov]
@@ -427,7 +429,9 @@ class Lexicon:
         """Id of the phone called `phone`."""
         found = self._phone_ids.get(phone)
         if found is None:
-            raise GraphError(f"phone {phone!r} is not among the {len(self.phones)} phones of the lexicon")
+            raise GraphError(
+                f"phone {phone!r} is not among the {counted(len(self.phones), 'phone')} of the lexicon"
+            )
         return found
 
     def pronunciations_of(self, word: str, *, name: str | None = None) -> Sequence[Pronunciation]:
@@ -476,7 +480,7 @@ class Lexicon:
                 line = json.dumps(value, ensure_ascii=False).encode("utf-8") + b"\n"
                 if len(line) > LONGEST_LINE:
                     raise GraphError(
-                        f"{path}: {line[:80].decode('utf-8', 'replace')} ... takes {len(line)} bytes; a phone or "
+                        f"{path}: {line[:80].decode('utf-8', 'replace')} ... takes {counted(len(line), 'byte')}; a phone or "
                         f"pronunciation of a lexicon has at most {LONGEST_LINE}"
                     )
                 file.write(line)
@@ -508,7 +512,9 @@ class Lexicon:
             raise GraphError(str(error)) from error
         if (len(phones), count) != (head["phones"], head["pronunciations"]):
             expected = f"{head['phones']} and {head['pronunciations']}"
-            raise GraphError(f"{path}: {len(phones)} phones and {count} pronunciations; expected {expected}")
+            raise GraphError(
+                f"{path}: {counted(len(phones), 'phone')} and {count} pronunciations; expected {expected}"
+            )
         try:
             options = (head["silence"], head["silence_prob"], head["oov"])
             return cls(tuple(words), phones, tuple(words.values()), *options)
@@ -597,13 +603,7 @@ def _entries(path: str | os.PathLike[str], format: str) -> Iterator[tuple[int, s
         before = word
         yield number, word, prob, phones
     if comments:
-        warn(f"{path}: read as comments, not as words: {_listed(comments)}", UserWarning)
-
-
-def _listed(faults: Sequence[str]) -> str:
-    """The first of many, and how many more there are."""
-    left = len(faults) - _MOST_LISTED
-    return "; ".join(faults[:_MOST_LISTED]) + (f"; and {left} more" if left > 0 else "")
+        warn(f"{path}: read as comments, not as words: {listed(comments)}", UserWarning)
 
 
 def _in_another_case(name: str, names: Iterable[str]) -> str | None:
@@ -647,7 +647,7 @@ def _numbered(
             hint = f", which have {marked[0]!r}: expected the lexicon with positions" if marked else ""
             raise GraphError(
                 f"{where(line)}word {word[:80]!r} uses the phone {lacking!r}, which is not among the "
-                f"{len(numbers)} phones{hint}"
+                f"{counted(len(numbers), 'phone')}{hint}"
             ) from None
         others = ways.get(word)
         if others is None:
@@ -655,7 +655,7 @@ def _numbered(
         else:
             others.append(way)
     if twice := list(_repetitions(ways, list(numbers))):
-        told = _listed([f"{where(line)}{repeated}" for line, repeated in twice])
+        told = listed([f"{where(line)}{repeated}" for line, repeated in twice])
         count = f"{counted(len(twice), 'repetition')}: " if len(twice) > 1 else ""
         raise GraphError(f"{count}{told}; expected each pronunciation of a word once")
     other = None if silence is None or silence in numbers else _in_another_case(silence, numbers)

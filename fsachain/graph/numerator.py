@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.denominator import normalization_with_star
-from fsachain.errors import ConfigError, GraphError, brief, refuse_text
+from fsachain.errors import ConfigError, GraphError, brief, counted, refuse_text
 from fsachain.files import parse_json, read_npz, replacing
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.archive import (
@@ -247,7 +247,7 @@ def build_numerator(
     check_forgiveness(forgive, get_args(Star))
     of_frames = forgive.has_star_of_frames
     if of_frames and (anything is not None or not tree.is_narrow):
-        given = "anything" if tree.is_narrow else f"a context of {tree.context_width} phones"
+        given = "anything" if tree.is_narrow else f"a context of {counted(tree.context_width, 'phone')}"
         raise ConfigError(
             f"{where}forgive: star is 'frames', with {given}; expected neither an acceptor for it nor a tree that looks at "
             "the next phone"
@@ -435,8 +435,15 @@ def _all_but_best(
 
 
 def told_floored(count: int) -> str:
-    """For summaries: how many numerators are `floored`."""
+    """Return for summaries how many numerators are `floored`."""
     return f", {count} with n-grams that the phone language model never saw" if count else ""
+
+
+def told_without_floored(count: int) -> str:
+    """Return `told_floored` for numerators of a set that may be for training or for development."""
+    return (
+        f"{told_floored(count)}: a training leaves these out, a development set keeps them" if count else ""
+    )
 
 
 def check_phones(lexicon: Lexicon, tree: ContextTree) -> None:
@@ -520,7 +527,7 @@ def _of_arrays(arrays: Arrays) -> dict[str, Numerator]:
     first_word = offsets(num_words, len(words), "num_words").tolist()
     fsas, first_arc = split_fsas(arrays)
     if len(fsas) != len(names):
-        raise ValueError(f"names has {len(names)} rows, num_states {len(fsas)}")
+        raise ValueError(f"names has {counted(len(names), 'row')}, num_states {len(fsas)}")
     phone, word, starts = (
         numbers(arrays, name, dtype, int(first_arc[-1])) for name, dtype in _ARC_ARRAYS.items()
     )

@@ -25,7 +25,7 @@ from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.lexicon import Lexicon
-from fsachain.graph.numerator import Numerator, build_numerator, made_with, told_floored
+from fsachain.graph.numerator import Numerator, build_numerator, made_with, told_without_floored
 from fsachain.table import VERSION, TableFile, TransitionTable, compile_table, write_tables
 
 SUFFIX = ".tables"
@@ -85,7 +85,7 @@ class ShardSummary:
         return (
             f"{counted(self.num_tables, 'numerator')} in {counted(self.num_shards, 'shard')}"
             f"{f', {self.num_reused} of them were there' if self.num_reused else ''}"
-            f"{but_for(len(self.excluded))}{told_floored(self.num_floored)}"
+            f"{but_for(len(self.excluded))}{told_without_floored(self.num_floored)}"
         )
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, GraphError
+from fsachain.errors import ConfigError, GraphError, counted
 from fsachain.fsa import Fsa
 from fsachain.graph.forgive import Forgiveness, Star
 from fsachain.graph.lexicon import Lexicon
@@ -215,7 +215,9 @@ def spell(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa] = ()) -> tup
 
 
 def _check(words: Transducer, lexicon: Lexicon, parts: Sequence[Fsa]) -> None:
-    expected = f"0, a word id up to {len(lexicon.words)}, or one of {len(parts)} parts behind those"
+    expected = (
+        f"0, a word id up to {len(lexicon.words)}, or one of {counted(len(parts), 'part')} behind those"
+    )
     check_labels(words, len(lexicon.words) + len(parts), expected, "words: ")
     for number, part in enumerate(parts):
         if part.num_arcs and part.pdf.max() >= len(lexicon.phones):

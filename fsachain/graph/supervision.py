@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, DataError, GraphError, brief
+from fsachain.errors import ConfigError, DataError, GraphError, brief, counted
 from fsachain.files import read_npz, replacing
 from fsachain.fsa import Fsa
 from fsachain.graph.archive import (
@@ -201,7 +201,7 @@ def build_supervision(
     if tree.blank_pdf is None:
         _check_covered(first, end, centres, phones, name)
     graph = linear([phone.phone - 1 for phone in phones]).to_transducer()
-    what = f"utterance {name!r}: the {len(phones)} aligned phones"
+    what = f"utterance {name!r}: the {counted(len(phones), 'aligned phone')}"
     return _unweighted(_unrolled(graph, first, end, len(centres), tree, times, what, name))
 
 
@@ -251,8 +251,9 @@ def _unrolled(
         keep[number] = keep[number] or keep[target]
     if not keep[0]:
         raise GraphError(
-            f"{what} have no path through {num_frames} output frames within tolerances of {times.left_tolerance} and "
-            f"{times.right_tolerance} input frames; widen them"
+            f"{what} have no path through {counted(num_frames, 'output frame')} within tolerances of "
+            f"{times.left_tolerance} and "
+            f"{counted(times.right_tolerance, 'input frame')}; widen them"
         )
     useful, kept = np.array(keep), np.array([arc for arc in arcs if keep[arc[1]]], dtype=np.int64)
     new, origin = np.cumsum(useful) - 1, kept[:, 2]
@@ -301,7 +302,7 @@ def _check_covered(first: Ints, end: Ints, centres: Ints, phones: Sequence[Align
         frame = int(bare[0])
         raise GraphError(
             f"utterance {name!r}: no aligned phone lies near input frame {centres[frame]} (output frame "
-            f"{frame}); the alignment spans [{phones[0].start}, {phones[-1].end}) of {centres[-1] + 1} frames"
+            f"{frame}); the alignment spans [{phones[0].start}, {phones[-1].end}) of {counted(centres[-1] + 1, 'frame')}"
         )
 
 
@@ -410,7 +411,10 @@ def chunk_windows(num_frames: int, width: int, count: int) -> list[tuple[int, in
     words. Where the utterance is no longer than the width, every window is the whole of it.
     """
     if num_frames < 1 or count * width < num_frames:
-        raise GraphError(f"{count} chunks of {width} frames do not cover an utterance of {num_frames} frames")
+        raise GraphError(
+            f"{counted(count, 'chunk')} of {counted(width, 'frame')} do not cover an utterance of "
+            f"{counted(num_frames, 'frame')}"
+        )
     if num_frames <= width:
         return [(0, num_frames)] * count
     last = num_frames - width
@@ -472,7 +476,7 @@ def _of_arrays(arrays: Arrays) -> dict[str, list[list[Chunk]]]:
     fsas, _ = split_fsas(arrays)
     utterances, names = unique_names(arrays, "utterances"), texts(arrays, "names").tolist()
     if len(names) != len(fsas):
-        raise ValueError(f"names has {len(names)} rows, num_states {len(fsas)}")
+        raise ValueError(f"names has {counted(len(names), 'row')}, num_states {len(fsas)}")
     start, end, of_frames = (numbers(arrays, f"chunk_{name}", np.int64, len(names)) for name in _NUMBERS)
     if start.min(initial=0) < 0 or (end < start).any():
         raise ValueError("chunk_start and chunk_end are no spans of frames")
@@ -485,7 +489,7 @@ def _of_arrays(arrays: Arrays) -> dict[str, list[list[Chunk]]]:
         raise ValueError(f"{what} do not share out the chunks: one is negative")
     # In float64: int64 would wrap around.
     if np.multiply(num_copies, num_chunks, dtype=np.float64).max(initial=0) > len(names):
-        raise ValueError(f"{what} do not share out the {len(names)} chunks")
+        raise ValueError(f"{what} do not share out the {counted(len(names), 'chunk')}")
     first_chunk = offsets(num_copies * num_chunks, len(names), what).tolist()
     spans = zip(
         names, start.tolist(), end.tolist(), of_frames.tolist(), fsas, pairwise(first_frame), strict=True

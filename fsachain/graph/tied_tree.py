@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import ConfigError, GraphError, ShapeError, brief_of
+from fsachain.errors import ConfigError, GraphError, ShapeError, brief_of, counted
 from fsachain.fsa import Floats
 from fsachain.graph.context import (
     PDF_CLASS,
@@ -138,7 +138,8 @@ def build_tied_tree(
     independent = named_ids(phones, context_independent, "context_independent")
     if num_pdfs < len(sets) or statistics.count.sum() <= 0:
         raise ConfigError(
-            f"num_pdfs = {num_pdfs}, {statistics.count.sum():g} frames: expected at least {len(sets)} pdfs, one for "
+            f"num_pdfs = {num_pdfs}, {counted(statistics.count.sum(), 'frame', 'g')}: expected at least "
+            f"{counted(len(sets), 'pdf')}, one for "
             "each phone set, and frames of an alignment"
         )
     splitter = _Splitter(statistics, min_frames, min_gain)

@@ -64,7 +64,9 @@ class Topology:
         for index, state in enumerate(self.states):
             self._check_state(index, state)
         if not self._ends():
-            raise GraphError(f"no way leads from states[0] out of the {len(self.states)} states of a phone")
+            raise GraphError(
+                f"no way leads from states[0] out of the {counted(len(self.states), 'state')} of a phone"
+            )
 
     def __repr__(self) -> str:
         states = counted(len(self.states), "state")

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import GraphError
+from fsachain.errors import GraphError, counted
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.openfst import Transducer
 
@@ -152,8 +152,9 @@ def remove_epsilons(graph: Transducer, tags: Sequence[int]) -> tuple[Transducer,
         steps += len(within_reach)
         if steps + len(arcs) > most:
             raise GraphError(
-                f"without its epsilons a graph of {graph.num_states} states and {len(graph.src)} arcs takes more than "
-                f"{most} steps and arcs; expected few states within reach of each other by epsilons alone"
+                f"without its epsilons a graph of {counted(graph.num_states, 'state')} and "
+                f"{counted(len(graph.src), 'arc')} takes more than "
+                f"{counted(most, 'step')} and arcs; expected few states within reach of each other by epsilons alone"
             )
         for reached, weight in within_reach:
             total = float(np.logaddexp(total, weight + graph.final_log_prob[reached]))

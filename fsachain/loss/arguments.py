@@ -23,6 +23,7 @@ from fsachain.errors import (
     ShapeError,
     as_number,
     check_finite,
+    counted,
     integer,
     warn_once,
 )
@@ -326,7 +327,7 @@ def _sequences(shape: list[int], spans: list[Span], num_targets: int, is_pruned:
             first += num_frames * per_frame
         if first != shape[0]:
             raise ShapeError(
-                f"logits has {shape[0]} rows (shape {shape}); expected {first}, "
+                f"logits has {counted(shape[0], 'row')} (shape {shape}); expected {first}, "
                 "the sum of logit_lengths x (target_lengths + 1)"
             )
         return np.array(rows)
@@ -380,7 +381,7 @@ def check_frames(given: Given, encoder: list[int], predictor: list[int]) -> None
 def _check_padded(spans: list[Span], shape: list[int], name: str) -> None:
     if shape[0] != len(spans):
         raise ShapeError(
-            f"{name} has {shape[0]} sequences (shape {shape}, [N, T, ...]); expected {len(spans)}"
+            f"{name} has {counted(shape[0], 'sequence')} (shape {shape}, [N, T, ...]); expected {len(spans)}"
         )
     for n, (_, _, frames, _) in enumerate(spans):
         if frames > shape[1]:
@@ -421,6 +422,6 @@ def _check_ranges(ranges: Ints, shape: list[int], labels: int) -> None:
     steps = first[:, :, None] + np.arange(shape[2])
     if (ranges != steps).any() or first.min() < 0 or first.max() + shape[2] > labels + 1:
         raise ShapeError(
-            f"ranges is not made of {shape[2]} successive labels of 0 to {labels} for each frame; "
+            f"ranges is not made of {counted(shape[2], 'successive label')} of 0 to {labels} for each frame; "
             "expected what get_rnnt_prune_ranges returns"
         )

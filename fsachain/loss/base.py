@@ -365,7 +365,7 @@ def _warn_of_nothing(given: SequenceCall, num: Tensor, den: Tensor) -> None:
         if without
         else "NaN or +inf among its scores"
     )
-    every = "the only sequence" if len(names) == 1 else f"all {len(names)} sequences"
+    every = "the only sequence" if len(names) == 1 else f"all {counted(len(names), 'sequence')}"
     warn_once(
         "nothing",
         f"the loss is 0 and has no gradient: {every} of the batch had to be left out ({names[0]}: {why}); "
@@ -530,7 +530,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
 
     def extra_repr(self) -> str:
         """Denominators and options, for `repr`."""
-        return f"{', '.join(self.denominators)}; {self.num_pdfs} pdfs, leaky {self.leaky_hmm_coefficient}"
+        return f"{', '.join(self.denominators)}; {counted(self.num_pdfs, 'pdf')}, leaky {self.leaky_hmm_coefficient}"
 
     def forward(
         self,
@@ -619,7 +619,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
         batch = packed(numerators, "numerators")
         if batch.size != shape[0]:
             raise ShapeError(
-                f"numerators holds {batch.size} graphs; expected {shape[0]} as in nnet_output {shape}"
+                f"numerators holds {counted(batch.size, 'graph')}; expected {shape[0]} as in nnet_output {shape}"
             )
         factors = _NONE if frame_weights is None else as_tensor(frame_weights, name="frame_weights")
         if frame_weights is not None and list(factors.shape) != shape[:2]:
@@ -647,7 +647,9 @@ class SequenceLoss(nn.Module, Generic[Record]):
         if views not in (1, 2):
             raise ConfigError(f"views is {views!r}; expected 1 or 2")
         if shape[0] % views:
-            raise ShapeError(f"views is 2 and the batch has {shape[0]} sequences; expected an even number")
+            raise ShapeError(
+                f"views is 2 and the batch has {counted(shape[0], 'sequence')}; expected an even number"
+            )
         return batch, SequenceCall(
             nnet_output,
             frames,
@@ -678,7 +680,7 @@ class SequenceLoss(nn.Module, Generic[Record]):
                 )
             return torch.zeros(batch.size, dtype=torch.int64, device="cpu")
         if len(names) != batch.size:
-            raise ShapeError(f"denominator_of has {len(names)} names; expected {batch.size}")
+            raise ShapeError(f"denominator_of has {counted(len(names), 'name')}; expected {batch.size}")
         index = {name: position for position, name in enumerate(self.denominators)}
         for n, name in enumerate(names):
             if name not in index:

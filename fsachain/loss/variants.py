@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fsachain.backends.dispatch import BackendName
-from fsachain.errors import ConfigError, integer
+from fsachain.errors import ConfigError, counted, integer
 from fsachain.grid import BLANK, REGULAR, GridArc
 from fsachain.loss import arguments
 from fsachain.loss.rnnt import RnntCall, TransducerLattice, lattice_of, rnnt_call, rnnt_losses
@@ -33,7 +33,7 @@ def _hat(given: _Given, blank: int, layouts: tuple[str, ...], backend: BackendNa
     arguments.check_logits(logits, "logits", *layouts)
     width = logits.shape[-1]
     if width < 2:
-        raise ConfigError(f"logits has {width} classes; expected the blank and at least one label")
+        raise ConfigError(f"logits has {counted(width, 'class')}; expected the blank and at least one label")
     blank = arguments.class_index(blank, width, "blank")
     checked = arguments.given(*given)
     return rnnt_call(logits, checked, REGULAR, [blank, -1], heads=[width, blank], backend=backend)
@@ -101,7 +101,8 @@ def _tdt(
     width = logits.shape[-1] - len(lengths)
     if width < 1:
         raise ConfigError(
-            f"logits has {logits.shape[-1]} entries a row; expected more than the {len(lengths)} durations"
+            f"logits has {counted(logits.shape[-1], 'entry')} a row; expected more than the "
+            f"{counted(len(lengths), 'duration')}"
         )
     blank = arguments.class_index(blank, width, "blank")
     times = list(enumerate(lengths, width))

@@ -58,7 +58,7 @@ def twice():
 BOMB = zipped({"a.npy": npy(plain("(100000000,)"), bytes(400_000_000))}, compression=zipfile.ZIP_DEFLATED)
 ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "pickled objects": (objects, "Python objects"),
-    "zip bomb": (lambda: BOMB, "claims 1 arrays of"),
+    "zip bomb": (lambda: BOMB, "claims 1 array of"),
     "directory that claims four gigabytes": (lying_size, "claims"),
     "array that claims more than its member": (
         lambda: zipped({"a.npy": npy(plain("(1000000000,)"), bytes(8))}),

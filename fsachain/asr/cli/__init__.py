@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from fsachain.asr.train.stopping import StoppedError
-from fsachain.errors import FsachainError, LeftOutError, printable, require
+from fsachain.errors import FsachainError, LeftOutError, printable, require, without_python
 
 EXIT_USER_ERROR = 1
 EXIT_LEFT_OUT = 3  # the work is done, without some utterances, which are listed
@@ -65,5 +65,6 @@ def describe(error: BaseException) -> str:
     """The message of an error as one line; whole numbers without ".0"."""
     if isinstance(error, OSError) and error.filename is not None:
         return printable(f"{error.filename}: {error.strerror}")
-    text = re.sub(r"(?<![\w./-])(-?\d+)\.0(?![\w./])", r"\1", " ".join(str(error).split()))
+    told = without_python(" ".join(str(error).split()))
+    text = re.sub(r"(?<![\w./-])(-?\d+)\.0(?![\w./])", r"\1", told)
     return printable(text) or type(error).__name__

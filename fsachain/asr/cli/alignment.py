@@ -340,7 +340,7 @@ def learn_boundaries(model: AcousticModel, lang: Lang, data: DataDir, resources:
         seconds += sum(one.seconds for one in new.values() if one.ok)
     sounds = sounds_of(data, model.experiment.features.sample_rate)
     if boundaries_for(found, sounds, model, model.path.parent) is not None:
-        click.echo(f"boundaries learned from {min(seconds, MOST_SECONDS) / 60:.1f} minutes")
+        click.echo(f"boundaries learned from {counted(min(seconds, MOST_SECONDS) / 60, 'minute', '.1f')}")
 
 
 def boundaries_for(

@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from fsachain.asr.cli.options import SuggestingGroup
+
 # The commands by group, in the order of their use: name, module (a function of that name, with "_" for "-"), and the first
 # line of the help.
 _TABLE = """
@@ -77,7 +79,7 @@ GOES_ON = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(SuggestingGroup):
     """A group that imports a command when it is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +22,7 @@ import click
 import torch
 from torch import nn
 
-from fsachain.asr.cli.options import FILE, note, option, together
+from fsachain.asr.cli.options import FILE, LOCATE, note, option, together
 from fsachain.asr.data.audio import Perturbation
 from fsachain.asr.data.augment import AugmentConfig
 from fsachain.asr.data.cmvn import CmvnConfig
@@ -32,9 +33,18 @@ from fsachain.asr.decode.rescore import RescoringConfig
 from fsachain.asr.nn.conformer import Conformer
 from fsachain.asr.nn.network import Network, about
 from fsachain.asr.nn.tdnnf import Tdnnf
-from fsachain.asr.train.config import GONE_OPTIONS, TrainConfig, changes, flat, from_dict, load_yaml, to_dict
+from fsachain.asr.train.config import (
+    GONE_OPTIONS,
+    TrainConfig,
+    changes,
+    flat,
+    from_dict,
+    load_yaml,
+    option_lines,
+    to_dict,
+)
 from fsachain.asr.train.schedule import Schedule, Scheduled, value_at, values_of
-from fsachain.errors import ConfigError, check_choices, check_range, require
+from fsachain.errors import ConfigError, check_choices, check_range, counted, require
 from fsachain.files import write_text
 from fsachain.graph.context import ContextTree
 from fsachain.graph.forgive import Forgiveness, Star
@@ -122,7 +132,7 @@ class NetworkSpec:
             found = int(built.output_lengths(torch.tensor([frames])))
             if not about(found, frames // step):
                 raise ConfigError(
-                    f"network.kind: {self.kind}: output_lengths gives {found} for {frames} frames; expected "
+                    f"network.kind: {self.kind}: output_lengths gives {found} for {counted(frames, 'frame')}; expected "
                     f"{frames // step}, since subsampling is {step}"
                 )
         return built
@@ -514,7 +524,7 @@ class Experiment:
     @classmethod
     def read(cls, path: str | Path) -> Experiment:
         """The configuration in a YAML file."""
-        return cls.from_dict(load_yaml(path), str(path))
+        return read_experiment(Path(path))
 
     def to_dict(self) -> dict[str, Any]:
         """A plain table that `from_dict` reads; every option is in it."""
@@ -556,7 +566,34 @@ def read_experiment(
     path: Path | None, settings: Sequence[str] = (), kept: Experiment | None = None
 ) -> Experiment:
     """The configuration in a YAML file, else `kept`, else the defaults; `SECTION.OPTION=VALUE` settings are YAML."""
-    return Experiment.from_dict(*read_sections(path, settings, kept))
+    sections, where = read_sections(path, settings, kept)
+    known = _known(sections, where)
+    try:
+        return Experiment.from_dict(known)
+    except ConfigError as error:
+        raise ConfigError(_located(str(error), path, settings)) from error
+
+
+def _located(told: str, path: Path | None, settings: Sequence[str]) -> str:
+    """A message that begins with an option of the configuration, behind what gave it: the file and line, or --set.
+
+    The message itself if it does not begin so, or names the file already.
+    """
+    names = re.match(r"\w+(?:\.\w+)*", told)
+    is_unknown = ": unknown option" in told
+    if names is None or (path and str(path) in told):
+        return told
+    if names[0].partition(".")[0] not in SECTIONS and not is_unknown:
+        return told
+    places = list(accumulate(names[0].split("."), lambda place, name: f"{place}.{name}"))[::-1]
+    for setting in settings:
+        if setting.partition("=")[0] in places:
+            return f"--set {setting}: {told}"
+    if path is None:
+        return told
+    lines = option_lines(path)
+    line = next((f":{lines[place]}" for place in places if place in lines), "")
+    return f"{path}{line}: {told}" if line or len(places) == 1 else told
 
 
 class Given(NamedTuple):
@@ -603,6 +640,7 @@ def _read_config(
     """
     lang: Any = context.params.get("lang")  # read before
     settings = context.meta.get(_SETTINGS, ())
+    context.meta[LOCATE] = partial(_located, path=path, settings=settings)
     if lang is None:
         kept_by = [context.params.get(name) for name in ("exp", "first")]  # folders of `fsachain run`
         files = [folder / CONFIG for folder in kept_by if folder and not path]

@@ -28,8 +28,8 @@ from fsachain.asr.cli.alignment import Aligner, coarse_option, refined, sounds_o
 from fsachain.asr.cli.config import Experiment, LossConfig, config_options
 from fsachain.asr.cli.decoding import network_outputs
 from fsachain.asr.cli.lang import spell
-from fsachain.asr.cli.model import FINAL_MODEL, AcousticModel, lang_of
-from fsachain.asr.cli.options import FILE, FOLDER, OUT, Read, command, option
+from fsachain.asr.cli.model import FINAL_MODEL, MODEL, AcousticModel, lang_of
+from fsachain.asr.cli.options import FILE, FOLDER, OUT, command, option
 from fsachain.asr.cli.resources import Resources, with_resources
 from fsachain.asr.cli.run import Run, perform
 from fsachain.asr.cli.use import in_one_word, unique_names
@@ -552,9 +552,7 @@ def _after(before: Sequence[CtmEntry], entries: Sequence[CtmEntry]) -> list[CtmE
 def align_corpus(
     corpus: Path,
     out: Path,
-    model: AcousticModel | None = option(
-        Read(AcousticModel.load), "Made by `fsachain train`; without it one is trained here."
-    ),
+    model: AcousticModel | None = option(MODEL, "Made by `fsachain train`; without it one is trained here."),
     lexicon: Path | None = option(
         FILE, "Of the model to be trained; without it words are spelled by characters."
     ),
@@ -595,7 +593,8 @@ def align_corpus(
         known = None if lexicon is None else Lexicon.read(lexicon, silence=experiment.lang.silence)
         experiment = replace(experiment, features=replace(features, sample_rate=rate).fitted(parts))
     data = out / "data"
-    resources.leave_out(write_data(parts, known, rate, data), len(parts), str(corpus))
+    unusable = write_data(parts, known, rate, data)
+    resources.leave_out(unusable, len(parts) - len(unusable), str(corpus))
     if model is None:
         model = train_on(data, lexicon, experiment, out, resources)
     aligner, spoken = Aligner(model, lang_of(model)), DataDir.read(data)

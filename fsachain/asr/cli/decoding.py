@@ -607,7 +607,7 @@ def suspicious(
     frames = {name: len(outputs[name]) for name in found}
     share = sum(doubt.unwritten * frames[name] for name, doubt in found.items()) / sum(frames.values())
     click.echo(
-        f"{counted(len(found), 'utterance')}: {doubtful} of {len(words)} words were rather not said "
+        f"{counted(len(found), 'utterance')}: {doubtful} of {counted(len(words), 'word')} were rather not said "
         f"(expected: {wrong:.1f}); {100 * share:.1f} % of the frames are not in the transcripts -> {out}"
     )
 
@@ -725,7 +725,7 @@ def keyword(
     click.echo(
         f"false-reject rate {100 * point.false_reject_rate:.2f} % ({missed} of {len(accepted)}) at "
         f"{point.false_alarms_per_hour:.4g} false alarms per hour ({counted(len(others), 'utterance')}, "
-        f"{hours:.4g} hours without the keyword), threshold {point.threshold:.6g} -> {out}"
+        f"{counted(hours, 'hour', '.4g')} without the keyword), threshold {point.threshold:.6g} -> {out}"
     )
 
 

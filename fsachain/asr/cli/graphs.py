@@ -11,6 +11,7 @@ from typing import Any, Literal
 import click
 import numpy as np
 
+from fsachain.asr.cli.advice import advice
 from fsachain.asr.cli.config import Experiment, config_option
 from fsachain.asr.cli.lang import TREE, Lang, check_phone_names, lang_option, usable_transcripts
 from fsachain.asr.cli.options import COUNT, DATA, FILE, FOLDER, OUT, command, option
@@ -35,7 +36,7 @@ from fsachain.graph.numerator import (
     made_with,
     numerator_of_phones,
     save_numerators,
-    told_floored,
+    told_without_floored,
 )
 from fsachain.graph.shards import NumeratorMaker, make_shards
 from fsachain.graph.spelling import NO_WORD, phone_loop
@@ -106,7 +107,9 @@ def load_normalization(lang: Lang, folder: Path) -> Fsa:
 def _read_graph(lang: Lang, folder: Path, graph: str) -> Fsa:
     for name in (graph, TREE):
         if not (folder / name).is_file():
-            raise DataError(f"{folder}: no {name}; make it with `fsachain den-graph`")
+            inner = next((part for part in ("graphs", "den") if (folder / part / name).is_file()), None)
+            expected = f"; expected {folder / inner}" if inner else advice(folder)
+            raise DataError(f"{folder}: no {name}{expected or '; make it with `fsachain den-graph`'}")
     difference = ContextTree.load(folder / TREE).difference(lang.tree, (str(folder), lang.name))
     if difference is not None:
         raise DataError(f"{folder}: made with another language folder: {difference}; build the graphs anew")
@@ -182,7 +185,7 @@ def told_stars(normalization: Fsa | None, forgive: Forgiveness | None) -> str:
     if arcs <= DEAR_STAR:
         return ""
     return (
-        f"; each star has the {arcs} arcs of the phone language model: training is fastest with "
+        f"; each star has the {counted(arcs, 'arc')} of the phone language model: training is fastest with "
         "forgive.star: frames, or phone_lm.ngram_order: 2"
     )
 
@@ -199,7 +202,7 @@ def _write(
     resources.leave_out(faults, len(numerators), f"{out}: numerators")
     save_numerators(out, numerators, source, made_with(lang.lexicon, lang.tree, forgive))
     arcs = sum(numerator.fsa.num_arcs for numerator in numerators.values())
-    floored = told_floored(sum(numerator.floored for numerator in numerators.values()))
+    floored = told_without_floored(sum(numerator.floored for numerator in numerators.values()))
     sizes = f"{counted(len(numerators), 'numerator')}, {counted(arcs, 'arc')}"
     return f"{sizes}{but_for(len(faults))}{floored}"
 

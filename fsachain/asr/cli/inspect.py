@@ -175,7 +175,7 @@ def _describe_shards(path: Path) -> str:
     files = TableShards(path).files if path.is_dir() else [TableFile(path)]
     num_bytes = sum(Path(file.path).stat().st_size for file in files)
     excluded = sum(len(file.facts.get("excluded", ())) for file in files)
-    sizes = f"{sum(map(len, files))} in {counted(len(files), 'file')}, {num_bytes:,} bytes"
+    sizes = f"{sum(map(len, files))} in {counted(len(files), 'file')}, {counted(num_bytes, 'byte', ',')}"
     return f"compiled tables: {sizes}{but_for(excluded)}"
 
 
@@ -217,7 +217,7 @@ def _describe_model(path: Path) -> str:
     network, features = model.network, model.experiment.features
     return (
         f"model: {counted(num_parameters(network), 'parameter')}, {counted(network.num_pdfs, 'pdf')}, {model.kind}\n"
-        f"input: {features.num_features} columns ({features.told}), normalised per {model.cmvn.config.scope}\n"
+        f"input: {counted(features.num_features, 'column')} ({features.told}), normalised per {model.cmvn.config.scope}\n"
         f"output: one frame every {1000 * model.timing.frame_seconds:g} ms\n"
         f"language: {model.lang or 'none, an earlier version wrote the file'}"
     )

@@ -15,7 +15,18 @@ from fsachain.asr.cli.decoding import network_outputs
 from fsachain.asr.cli.graphs import Merge, merge_option, write_denominator
 from fsachain.asr.cli.lang import Lang, lang_option, write_phone_lm
 from fsachain.asr.cli.model import TRAINED, AcousticModel
-from fsachain.asr.cli.options import COUNT, DATA, FILE, FOLDER, OUT, command, many, option, track
+from fsachain.asr.cli.options import (
+    COUNT,
+    DATA,
+    FILE,
+    FOLDER,
+    OUT,
+    SuggestingGroup,
+    command,
+    many,
+    option,
+    track,
+)
 from fsachain.asr.cli.resources import RESOURCE_OPTIONS, Resources, with_resources
 from fsachain.asr.cli.supervision import supervise_by_lattices
 from fsachain.asr.data.kaldi_dir import DataDir
@@ -54,7 +65,7 @@ IMPOSSIBLE_OBJF = -10.0  # what Kaldi counts per frame where a numerator has no 
 Lines = Iterable[str]
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def kaldi() -> None:
     """Work with the files of a Kaldi chain recipe; docs/kaldi.md is the guide."""
 
@@ -152,7 +163,9 @@ def ctm(
         raise ConfigError(f"frame_shift = {frame_shift}: expected seconds above 0")
     transitions, names = read_transition_model(model), read_phones(phones)
     if transitions.num_phones != len(names):
-        raise DataError(f"{model} has {transitions.num_phones} phones; expected {len(names)}, as in {phones}")
+        raise DataError(
+            f"{model} has {counted(transitions.num_phones, 'phone')}; expected {len(names)}, as in {phones}"
+        )
     entries: list[CtmEntry] = []
     seen: set[str] = set()
     for table in alignments:
@@ -215,9 +228,10 @@ def egs(out: Path, examples: tuple[str, ...]) -> str:
     write_text(data / "text", dict.fromkeys(features, ()))
     save_chunks(out / "chunks.npz", chunks)
     width, num_pdfs, subsampling = kinds.pop()
-    left_out = f"; {speakers} speaker vectors left out, our networks take none" if speakers else ""
+    left_out = f"; {counted(speakers, 'speaker vector')} left out, our networks take none" if speakers else ""
     return (
-        f"{counted(len(features), 'example')} of {width} features and {counted(num_pdfs, 'pdf')}, an output for every "
+        f"{counted(len(features), 'example')} of {counted(width, 'feature')} and "
+        f"{counted(num_pdfs, 'pdf')}, an output for every "
         f"{counted(subsampling, 'frame')}{left_out}"
     )
 
@@ -262,7 +276,8 @@ def decode_archive(
     for name, matrix in read_table(matrices, values.read_matrix):
         if matrix.shape[1] != transitions.num_pdfs:
             raise DataError(
-                f"{matrices}: outputs of {name!r} have {matrix.shape[1]} columns; {model} has {transitions.num_pdfs} pdfs"
+                f"{matrices}: outputs of {name!r} have {counted(matrix.shape[1], 'column')}; {model} has "
+                f"{counted(transitions.num_pdfs, 'pdf')}"
             )
         scores[name] = acoustic_scale * matrix
     with counter("decoding") as update:
@@ -455,9 +470,9 @@ def objf(
         kaldi_total += above - weight * clamped  # Kaldi does not weight the numerator of end-to-end examples
         squares += weight * float(np.square(matrix, dtype=np.float64).sum())
     if not all_frames:
-        raise DataError(f"{len(every)} examples: expected some with a weight above 0")
+        raise DataError(f"{counted(len(every), 'example')}: expected some with a weight above 0")
     if frames:
-        click.echo(f"all: objf per frame {total / frames:.6g} over {frames:g} weighted frames")
+        click.echo(f"all: objf per frame {total / frames:.6g} over {counted(frames, 'weighted frame', 'g')}")
     else:
         click.echo("all: none")
     if theirs is None:

@@ -11,6 +11,7 @@ from unicodedata import normalize
 
 import click
 
+from fsachain.asr.cli.advice import advice
 from fsachain.asr.cli.config import CONFIG, TOPOLOGIES, Experiment, PhoneLmConfig, config_option
 from fsachain.asr.cli.options import DATA, FILE, OUT, Read, command, note, option, seed_option
 from fsachain.asr.cli.resources import Resources, with_resources
@@ -122,7 +123,9 @@ class Lang:
 def load_lang(folder: Path) -> Lang:
     for name in (LEXICON, TREE):
         if not (folder / name).is_file():
-            raise DataError(f"{folder}: no {name}; make the folder with `fsachain lang`")
+            inner = folder / "lang"
+            expected = f"; expected {inner}" if (inner / name).is_file() else advice(folder)
+            raise DataError(f"{folder}: no {name}{expected or '; make the folder with `fsachain lang`'}")
     config = folder / CONFIG
     experiment = Experiment.read(config) if config.is_file() else None
     return Lang(Lexicon.load(folder / LEXICON), ContextTree.load(folder / TREE), experiment, folder)

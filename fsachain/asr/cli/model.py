@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fsachain.asr.cli.advice import advice
 from fsachain.asr.cli.config import Experiment, NetworkSpec
 from fsachain.asr.cli.lang import LEXICON, TREE, Lang, load_lang
 from fsachain.asr.cli.options import FOLDER, Read, note, option
@@ -50,6 +51,18 @@ def permitted_imports(paths: Collection[str]) -> Iterator[None]:
         yield
     finally:
         _PERMITTED.reset(before)
+
+
+def find_model(path: Path) -> Path:
+    """The file of a model: the path itself, or what a training or `fsachain run` wrote to this folder."""
+    if not path.is_dir():
+        return path
+    for place in (path / FINAL_MODEL, path / "model" / FINAL_MODEL):
+        if place.is_file():
+            return place
+    raise DataError(
+        f"{path}: no {FINAL_MODEL} in this folder or in {path / 'model'}{advice(path) or '; `fsachain train` writes it'}"
+    )
 
 
 @dataclass(frozen=True)
@@ -97,12 +110,16 @@ class AcousticModel:
 
     @classmethod
     def load(cls, path: Path, imports: Collection[str] = ()) -> AcousticModel:
-        """Read a model. A file by itself imports nothing.
+        """Read a model, from its file or the folder of its training. A file by itself imports nothing.
 
         `imports` are the classes ("package.module:Class") that may be imported and called with the file's options, if its
         network is one of them; see also `permitted_imports`.
         """
-        tensors, header = load_tensors(path)
+        path = find_model(Path(path))
+        try:
+            tensors, header = load_tensors(path)
+        except DataError as error:
+            raise DataError(f"{error}{advice(path)}") from error
         if header.get("kind") != KIND:
             raise DataError(
                 f"{path}: holds no acoustic model; `fsachain train` writes one as model.safetensors"
@@ -124,7 +141,9 @@ class AcousticModel:
             files = _under("lang.", tensors)
             lang = _lang_of_files(files, path) if files else None
             if lang is not None and lang.tree.num_pdfs != header["num_pdfs"]:
-                raise DataError(f"{header['num_pdfs']} pdfs, its tree has {lang.tree.num_pdfs}")
+                raise DataError(
+                    f"{counted(int(header['num_pdfs']), 'pdf')}, its tree has {lang.tree.num_pdfs}"
+                )
         except (FsachainError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise DataError(f"{path}: the acoustic model is not complete: {error}") from error
         return cls(experiment, cast(Network, network.eval()), cmvn, lang, path)
@@ -184,7 +203,8 @@ class AcousticModel:
         return {example.id: found[example.id] for example in examples if example.id in found}
 
 
-TRAINED = {"type": Read(AcousticModel.load), "is_eager": True}  # read before options that need it
+MODEL = Read(AcousticModel.load, folder=None)
+TRAINED = {"type": MODEL, "is_eager": True}  # read before options that need it
 
 
 def _lang_of_files(files: Tensors, path: Path) -> Lang:
@@ -280,7 +300,9 @@ def load_word_network(path: Path) -> WordNetwork:
         words = [*counts, *new]
         count, vectors, letters = len(words) + len(MARKS), len(tensors["read"]), sum(map(len, words))
         if vectors != count or letters > _MEAN_LETTERS * count:
-            raise DataError(f"{vectors} vectors for {count} words of {letters} letters in all")
+            raise DataError(
+                f"{counted(vectors, 'vector')} for {counted(count, 'word')} of {counted(letters, 'letter')} in all"
+            )
         network = WordNetwork(Counter(counts), new)
         network.load_state_dict(tensors)
     except (AttributeError, DataError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:

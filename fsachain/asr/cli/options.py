@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache, wraps
 from inspect import signature
 from pathlib import Path
@@ -13,22 +14,38 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from fsachain.errors import FsachainError
+from fsachain.asr.cli.advice import advice
+from fsachain.errors import ConfigError, FsachainError, without_python
 from fsachain.progress import counter
 
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-FOLDER = click.Path(exists=True, file_okay=False, path_type=Path)
+
+class AdvisedPath(click.Path):
+    """A path whose error says what is there instead, such as a folder of Kaldi."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            told = error.message.rstrip(".") + (advice(Path(str(value))) or ".")
+            raise click.BadParameter(told, ctx=error.ctx, param=error.param) from error
+
+
+FILE = AdvisedPath(exists=True, dir_okay=False, path_type=Path)
+FOLDER = AdvisedPath(exists=True, file_okay=False, path_type=Path)
 PATH = click.Path(exists=True, path_type=Path)
 DATA = PATH  # a Kaldi data directory, a lhotse manifest of cuts, or a folder of Shar shards
 OUT = click.Path(path_type=Path)
 COUNT = click.IntRange(min=1)
 
 
-class Read(click.Path):
-    """A file or folder whose argument or option comes as what `read` makes of it."""
+class Read(AdvisedPath):
+    """A file or folder whose argument or option comes as what `read` makes of it.
 
-    def __init__(self, read: Callable[[Path], Any], *, folder: bool = False) -> None:
-        super().__init__(exists=True, file_okay=not folder, dir_okay=folder)
+    A `folder` is expected if that is True, a file if False, either if None.
+    """
+
+    def __init__(self, read: Callable[[Path], Any], *, folder: bool | None = False) -> None:
+        super().__init__(exists=True, file_okay=folder is not True, dir_okay=folder is not False)
         self.read = read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -93,13 +110,16 @@ def command(
 
         def run(**given: Any) -> None:
             with ExitStack() as stack:
-                for one in options.values():
-                    if one.prepare is not None:
-                        one.prepare(given, stack)
                 try:
+                    for one in options.values():
+                        if one.prepare is not None:
+                            one.prepare(given, stack)
                     found = work(**given)
                 except FsachainError as error:
-                    error.args = (_with_options_named(str(error)), *error.args[1:])
+                    told = _with_options_named(str(error))
+                    if isinstance(error, ConfigError):
+                        told = located(told)
+                    error.args = (told, *error.args[1:])
                     raise
                 if found is not None:
                     click.echo(f"{found} -> {given['out']}")
@@ -129,11 +149,37 @@ def command(
     return decorate
 
 
+# In a context: a function that says where a configuration has the option that a message begins with.
+LOCATE = f"{__name__}.locate"
+
+
+def located(told: str) -> str:
+    """The message of an error about an option of the configuration, with the file and line that have it."""
+    locate: Callable[[str], str] | None = click.get_current_context().meta.get(LOCATE)
+    return told if locate is None else locate(told)
+
+
+class SuggestingGroup(click.Group):
+    """A group that names the nearest commands when one does not exist, whatever version of click is there."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            near = get_close_matches(name.lower().replace("_", "-"), self.list_commands(ctx))
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise click.UsageError(f"No such command {name!r}.{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+
 def _with_options_named(text: str) -> str:
     """Of an error: arguments of Python become the options of the command that gave them."""
+    text = without_python(text)
     for one in click.get_current_context().command.params:
         if isinstance(one, click.Option) and one.name:
             text = re.sub(rf"(?<![\w.'-]){one.name} = ", f"{one.opts[0]} ", text)
+            text = re.sub(rf"(?<![\w.'-]){one.name}=(?:True\b)?(?![^\s(),;:])", one.opts[0], text)
             if "_" in one.name:
                 text = re.sub(rf"(?<![\w.'-]){one.name}\b", one.opts[0], text)
     return text

@@ -22,7 +22,18 @@ from fsachain.asr.cli.graphs import build_numerators, den_option, load_denominat
 from fsachain.asr.cli.inspect import compare, read_graph, speakers_option
 from fsachain.asr.cli.lang import LANG, Lang, load_lang
 from fsachain.asr.cli.model import FINAL_MODEL, TRAINED, AcousticModel, check_lang, model_lang_option
-from fsachain.asr.cli.options import COUNT, DATA, FILE, FOLDER, OUT, PATH, command, many, option
+from fsachain.asr.cli.options import (
+    COUNT,
+    DATA,
+    FILE,
+    FOLDER,
+    OUT,
+    PATH,
+    SuggestingGroup,
+    command,
+    many,
+    option,
+)
 from fsachain.asr.cli.resources import RESOURCE_OPTIONS
 from fsachain.asr.data.audio import read_audio
 from fsachain.asr.data.dataset import load_examples
@@ -183,7 +194,7 @@ def _events(path: Path, follow: bool) -> Iterator[dict[str, Any]]:
         time.sleep(POLL_SECONDS)
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def plot() -> None:
     """Draw a lattice, graph, alignment, training or word error rate; docs/plot.md shows each.
 

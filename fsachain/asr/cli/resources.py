@@ -12,20 +12,30 @@ from typing import Any, TypeVar
 
 import click
 
+from fsachain.asr.cli.advice import advice
 from fsachain.asr.cli.options import COUNT, OUT, Option, option, together, track
 from fsachain.asr.data.audio import Perturbation
 from fsachain.asr.data.cuts import holds_cuts
 from fsachain.asr.data.dataset import Example, load_usable
 from fsachain.asr.data.features import FeatureConfig, has_stored
 from fsachain.asr.data.kaldi_dir import DataDir
-from fsachain.asr.data.utterance import Fault, told_left_out, write_faults
+from fsachain.asr.data.utterance import Fault, check_left_out, told_left_out, told_reasons, write_faults
 from fsachain.asr.data.workers import Workers
 from fsachain.asr.decode.decoder import told_narrowed
 from fsachain.asr.decode.wer import read_text
-from fsachain.errors import ConfigError, DataError, FsachainError, LeftOutError, counted, require
+from fsachain.errors import (
+    ConfigError,
+    DataError,
+    FsachainError,
+    LeftOutError,
+    counted,
+    require,
+    without_python,
+)
 from fsachain.progress import counter
 
 FAULTS_FILE = "faults.jsonl"
+MOST_LEFT_OUT = 0.5  # share of the utterances
 CONNECT_SECONDS = 30
 _PIECES_PER_JOB = 20
 _MOST_IN_PIECE = 200  # items that travel together to a worker
@@ -46,6 +56,13 @@ RESOURCE_OPTIONS = {
         "--bad-data",
         default="exclude",
     ),
+    "allow_left_out": option(
+        click.FloatRange(min=0.0, max=1.0),
+        "Largest share of the utterances that may be left out; a step that would leave out more ends with status 1.",
+        "--allow-left-out",
+        metavar="SHARE",
+        default=MOST_LEFT_OUT,
+    ),
     "commands": option(
         bool,
         "Run the shell commands that stand in wav.scp or a manifest, with your rights: for data that you trust.",
@@ -64,6 +81,7 @@ class Resources:
     `cache` is a folder that keeps features between runs, `workers` the threads that compute features or the processes that
     search, `jobs` the processes that make graphs; an `executor` does the work of all of them in their place. `bad_data`:
     "exclude" goes on without utterances that cannot be used, which `listing` lists; "stop" ends where there are any.
+    `allow_left_out` is the largest share of the utterances that "exclude" may leave out; more are an error.
     `allow_commands` is as for `DataDir.read`.
     """
 
@@ -72,12 +90,16 @@ class Resources:
     jobs: int = 1
     executor: Executor | None = None
     bad_data: str = "stop"
+    allow_left_out: float = MOST_LEFT_OUT
     allow_commands: bool = False
     faults: list[Fault] = field(default_factory=list)
 
     def read(self, path: Path) -> DataDir:
         """The utterances of a data set that its tables agree on."""
-        data, faults = DataDir.check(path, allow_commands=self.allow_commands)
+        try:
+            data, faults = DataDir.check(path, allow_commands=self.allow_commands)
+        except DataError as error:
+            raise DataError(f"{error}{advice(path)}") from error
         self.leave_out(faults, len(data), str(path))
         return data
 
@@ -116,13 +138,27 @@ class Resources:
             return load_usable(data, config, copies, cache_dir=self.cache, progress=update, **who)
 
     def leave_out(self, faults: Sequence[Fault], num_left: int, where: str) -> None:
-        """Go on without these utterances, or end with a DataError: where none is left, or `bad_data` is "stop"."""
+        """Go on without these utterances, or raise a DataError.
+
+        It is raised if none is left, if more are left out than `allow_left_out` says, or if `bad_data` is "stop".
+        """
+        self.note(faults, where)
+        self.check_left(faults, num_left, where)
+
+    def note(self, faults: Sequence[Fault], where: str) -> None:
+        """Go on without these utterances, of which `check_left` says later whether they are too many."""
         self.faults.extend(faults)
-        if not num_left or (faults and self.bad_data == "stop"):
-            what = f"{counted(len(faults), 'fault')}, and --bad-data is stop"
+        if faults and self.bad_data == "stop":
+            stops = f"{counted(len(faults), 'fault')}, and --bad-data is stop"
+            raise DataError(f"{where}: {stops}; the first: {faults[0].reason}")
+
+    def check_left(self, faults: Sequence[Fault], num_left: int, where: str) -> None:
+        """Raise a DataError if no utterance is left, or too many are left out."""
+        if not num_left:
             none = "no utterance is left" if self.faults else "there are no utterances"
-            first = f"; the first: {faults[0].reason}" if faults else ""
-            raise DataError(f"{where}: {what if num_left else none}{first}")
+            reasons = f": {told_reasons(faults)}" if faults else ""
+            raise DataError(f"{where}: {none}{reasons}")
+        check_left_out(faults, num_left + len(faults), where, self.allow_left_out)
 
     @contextmanager
     def listing(self, path: Path) -> Iterator[None]:
@@ -135,7 +171,7 @@ class Resources:
             # Several stages may meet an utterance: the first tells why.
             faults += list({fault.id: fault for fault in reversed(self.faults)}.values())[::-1]
             if faults:
-                click.echo(told_left_out(faults))
+                click.echo(without_python(told_left_out(faults)))
                 write_faults(path, faults)
         end_without(faults, path)
 
@@ -207,12 +243,15 @@ def with_resources(
 ) -> Any:
     """The default of a command's parameter `resources`: gives it the options of these names, and what they say.
 
-    Names are those of `RESOURCE_OPTIONS`, in the order of `--help`. With "bad_data" the data sets `data` and `dev` and the
+    Names are those of `RESOURCE_OPTIONS`, in the order of `--help`; "bad_data" brings "allow_left_out". With "bad_data" the data sets `data` and `dev` and the
     transcripts `text` come read, the faults are printed at the command's end and written to `faults.jsonl` in the folder of
     its argument `out`, or beside that where it is a file (`beside`), and `LeftOutError` is raised. Of a command without
     `out` they stand beside the first of the arguments `files` that is given, else in the working directory. Words are
     without the marks around them that the lexicon of the argument `lang` lacks, unless `as_written`.
     """
+    if "bad_data" in names:
+        place = names.index("bad_data") + 1
+        names = (*names[:place], "allow_left_out", *names[place:])
 
     def prepare(arguments: dict[str, Any], stack: ExitStack) -> None:
         given = {name: arguments.pop(name) for name in (*names, "allow_commands") if name in arguments}

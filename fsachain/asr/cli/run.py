@@ -20,7 +20,8 @@ align-train   first model, training transcripts -> align-train/ (word and phone 
 supervise     these times -> chunks.npz (numerators of chunks)
 train, decode, rescore, align, report   as above, on the chunks
 
-config.yaml is the configuration; run.json has the inputs, and for each stage that is done a digest of what it depends on.
+config.yaml is the configuration. run.json has the inputs, for each stage that is done a digest of what it depended on, and
+for each stage of the run the digest that it has to have.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ def _features(run: Run) -> None:
             frames += sum(example.num_frames for example in examples)
         minutes = frames * config.features.frame_shift_ms / 60000
         also = "".join(f", {number} of them in {other} as well" for other, number in known.items())
-        print(f"{split}: {counted(len(data), 'utterance')}, {minutes:.1f} minutes{also}")
+        print(f"{split}: {counted(len(data), 'utterance')}, {counted(minutes, 'minute', '.1f')}{also}")
 
 
 def _graphs(run: Run) -> None:
@@ -448,7 +449,7 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
         begun = (run.exp / "model" / "train.jsonl").is_file()
         for name in names:
             done.pop(name, None)
-            _keep(run, done)
+            _keep(run, done, digests)
             print(f"--- {name}", flush=True)
             started = time.perf_counter()
             try:
@@ -466,7 +467,7 @@ def perform(run: Run, begin: str | None = None, end: str | None = None) -> None:
                 raise
             taken[name] = time.perf_counter() - started
             done[name] = digests[name]
-        _keep(run, done)
+        _keep(run, done, digests)
         print("  ".join(f"{name} {seconds:.1f} s" for name, seconds in taken.items()))
         print(f"all stages {sum(taken.values()):.1f} s")
         if "report" in taken:
@@ -495,10 +496,12 @@ def _chosen(run: Run, digests: Mapping[str, str], begin: str | None, end: str | 
     return names[start:last]
 
 
-def _keep(run: Run, done: Mapping[str, str]) -> None:
+def _keep(run: Run, done: Mapping[str, str], digests: Mapping[str, str]) -> None:
+    """Write the configuration and run.json: inputs, stages that are done, and all stages of the run with their digests."""
     inputs = {name: os.path.abspath(path) for name, path in run.inputs.items()}  # noqa: PTH100 (links stay)
     run.config.write(run.exp / CONFIG, () if run.chosen is None else run.chosen.lines)
-    kept: dict[str, Any] = {"inputs": inputs, "done": {name: done[name] for name in NAMES if name in done}}
+    finished = {name: done[name] for name in NAMES if name in done}
+    kept: dict[str, Any] = {"inputs": inputs, "done": finished, "stages": dict(digests)}
     if run.chosen is not None:
         kept["options"] = run.chosen.to_dict()
     write_text(run.exp / RUN, json.dumps(kept, indent=1) + "\n")
@@ -515,7 +518,7 @@ def _keep_for_later(run: Run, digests: Mapping[str, str]) -> None:
     others = begun and done.get("train") != digests["train"]
     if not others:
         with locked(run.exp, "a run"):
-            _keep(run, done)
+            _keep(run, done, digests)
     kept = "; options are those of before again, since the training there was not made with these"
     later = f" that was asked for; still to be made: {', '.join(left)}" if left else ""
     print(f"{run.exp}: all is done{later}{kept if others else ''}")
@@ -567,6 +570,7 @@ def run(
         COUNT, "Threads or processes.", default=lambda: os.cpu_count() or 1, show_default="all processors"
     ),
     bad_data: str = RESOURCE_OPTIONS["bad_data"],
+    allow_left_out: float = RESOURCE_OPTIONS["allow_left_out"],
     allow_commands: bool = RESOURCE_OPTIONS["commands"],
     **given: Path | None,
 ) -> None:
@@ -602,7 +606,11 @@ def run(
     train = replace(experiment.train, bad_data=bad_data)
     experiment = replace(experiment, train=train if seed is None else replace(train, seed=seed))
     resources = Resources(
-        cache=(first or exp) / "cache", workers=workers, bad_data=bad_data, allow_commands=allow_commands
+        cache=(first or exp) / "cache",
+        workers=workers,
+        bad_data=bad_data,
+        allow_left_out=allow_left_out,
+        allow_commands=allow_commands,
     )
     with (
         permitted_imports(experiment.imported),  # what the configuration names, the user trusts

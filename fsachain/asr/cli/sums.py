@@ -89,7 +89,7 @@ def runs(
             if isinstance(graphs, Fsa) or name in graphs:
                 yield name, matrix
             else:
-                resources.leave_out([Fault(name, "has scores and no graph")], 1, "scores")
+                resources.note([Fault(name, "has scores and no graph")], "scores")
 
     pairs = usable()
     with counter("utterances") as update:
@@ -99,7 +99,8 @@ def runs(
             for name, matrix in batch:
                 if matrix.shape[1] != width:
                     raise DataError(
-                        f"scores of {name!r} have {matrix.shape[1]} columns; expected {width} as those of {names[0]!r}"
+                        f"scores of {name!r} have {counted(matrix.shape[1], 'column')}; expected {width} "
+                        f"as those of {names[0]!r}"
                     )
             padded = np.zeros((len(batch), max(lengths), width), np.result_type(*matrices))
             for row, matrix in zip(padded, matrices, strict=True):
@@ -136,7 +137,7 @@ def _write(matrices: Iterator[tuple[str, Scores]], path: Path | None) -> None:
 
 def _impossible(name: str, frames: int, resources: Resources) -> None:
     fault = Fault(name, f"no path of {counted(frames, 'frame')}, or NaN or +inf among its scores", "no path")
-    resources.leave_out([fault], 1, "scores")
+    resources.note([fault], "scores")
 
 
 @command(nnet_output=str, num=str, den=GRAPH)
@@ -159,9 +160,10 @@ def objf(
     Example: fsachain objf nnet_output.ark graphs/test.npz graphs/den.fst --deriv ark:deriv.ark
     """
     graphs = read_graphs(num)
-    totals = np.zeros(3)  # numerator, denominator, frames
+    totals, num_possible = np.zeros(3), 0  # numerator, denominator, frames
 
     def derivatives() -> Iterator[tuple[str, Scores]]:
+        nonlocal num_possible
         click.echo("utterance\tframes\tnumerator\tdenominator\tobjf per frame\t")
         for names, fsas, scores, lengths in runs(graphs, read_scores(nnet_output), resources):
             above = forward_backward(_batch(fsas, scores), scores, lengths)
@@ -175,14 +177,17 @@ def objf(
                 click.echo(f"{name}\t{frames}\t{shown}\t{'ok' if ok else 'impossible'}")
                 if ok:
                     totals[:] += *values, frames
+                    num_possible += 1
                 else:
                     _impossible(name, frames, resources)
                 if deriv:
                     yield name, ok * (above.occupancy[n, :frames] - below.occupancy[n, :frames])
 
     _write(derivatives(), deriv)
-    resources.leave_out([], int(totals[2]), nnet_output)
-    click.echo(f"all: objf per frame {(totals[0] - totals[1]) / totals[2]:.6g} over {totals[2]:.0f} frames")
+    resources.check_left(resources.faults, num_possible, nnet_output)
+    click.echo(
+        f"all: objf per frame {(totals[0] - totals[1]) / totals[2]:.6g} over {counted(totals[2], 'frame', '.0f')}"
+    )
 
 
 @command(graph=str, scores=str)
@@ -233,7 +238,7 @@ def sum(
                     yield name, found.occupancy[n, :frames]
 
     _write(occupancies(), occupancy)
-    resources.leave_out([], len(paths), scores)
+    resources.check_left(resources.faults, len(paths), scores)
     if best is not None:
         write_text(best, paths)
         click.echo(f"{counted(len(paths), 'path')} -> {best}")

@@ -199,7 +199,8 @@ def supervise_by_lattices(
     """
     if lm_scale is not None and experiment.supervision.chunk_frames is not None:
         raise ConfigError(
-            f"lm_scale = {lm_scale}: chunks of {experiment.supervision.chunk_frames} frames count all paths alike; weights "
+            f"lm_scale = {lm_scale}: chunks of {counted(experiment.supervision.chunk_frames, 'frame')} "
+            "count all paths alike; weights "
             "need whole utterances (supervision.chunk_frames: null)"
         )
     transitions = read_transition_model(model)
@@ -230,7 +231,9 @@ def _phone_ids(
     names = lang.lexicon.phones if phones is None else read_phones(phones)
     if len(names) != model.num_phones:
         where = f"{lang.name}; its phones.txt goes to --phones" if phones is None else str(phones)
-        raise DataError(f"{model.name} has {model.num_phones} phones; expected {len(names)}, as in {where}")
+        raise DataError(
+            f"{model.name} has {counted(model.num_phones, 'phone')}; expected {len(names)}, as in {where}"
+        )
     ids = [known.get(name, -number) for number, name in enumerate(names, 1)]
     return np.array([0, *ids], dtype=np.int32), names
 
@@ -314,7 +317,7 @@ def tie_tree(
     )
     made = replace(lang, tree=tree)
     made.save(out)
-    return f"{made}, tied from {num_frames} output frames of {counted(len(aligned), 'utterance')}"
+    return f"{made}, tied from {counted(num_frames, 'output frame')} of {counted(len(aligned), 'utterance')}"
 
 
 def _output_spans(phones: list[AlignedPhone], subsampling: int, num_frames: int) -> list[AlignedPhone]:

@@ -31,7 +31,7 @@ from fsachain.asr.cli.resources import (
 from fsachain.asr.cli.training_data import ChunkedSet, Loader, TrainingSet, read_training_set
 from fsachain.asr.data.dataset import Example
 from fsachain.asr.data.kaldi_dir import DataDir
-from fsachain.asr.data.utterance import Fault, fault_table, write_faults
+from fsachain.asr.data.utterance import Fault, check_left_out, fault_table, told_reasons, write_faults
 from fsachain.asr.nn.network import Network
 from fsachain.asr.train.advice import unseen_advice
 from fsachain.asr.train.checkpoint import list_checkpoints
@@ -44,7 +44,15 @@ from fsachain.asr.train.step import subnormals_flushed
 from fsachain.asr.train.stopping import stoppable
 from fsachain.asr.train.trainer import Trainer, TrainResult
 from fsachain.asr.train.world import World
-from fsachain.errors import ConfigError, DataError, FsachainError, GraphError, LeftOutError, counted
+from fsachain.errors import (
+    ConfigError,
+    DataError,
+    FsachainError,
+    GraphError,
+    LeftOutError,
+    counted,
+    without_python,
+)
 from fsachain.files import parse_json, write_text
 from fsachain.graph.numerator import build_numerator, made_with, told_floored
 from fsachain.loss.lfmmi import LFMMILoss
@@ -82,7 +90,7 @@ def train(
     ),
     scheduler: str | None = RESOURCE_OPTIONS["scheduler"],
     experiment: Experiment = config_option,
-    resources: Resources = with_resources("cache", "workers", "commands"),
+    resources: Resources = with_resources("cache", "workers", "allow_left_out", "commands"),
 ) -> None:
     """Train a network with LF-MMI; a run that was broken off continues where it stood.
 
@@ -111,6 +119,8 @@ def train(
     def read(path: Path) -> DataDir:
         found, unusable = DataDir.check(path, allow_commands=resources.allow_commands)
         faults.extend(unusable)
+        if experiment.train.bad_data != "stop":  # else the training lists all of them and stops
+            check_left_out(unusable, len(found) + len(unusable), str(path), resources.allow_left_out)
         return found
 
     with (
@@ -181,8 +191,13 @@ def train_model(
                 "expected those of `fsachain num-graphs --as-written`"
             )
     unseen: list[Fault] = []
+    ids, dev_ids = {one.id for one in train.data}, {one.id for one in dev.data} if dev else set()
     if isinstance(train, TrainingSet):
         train, unseen = train.seen()
+        if unseen and experiment.train.bad_data != "stop":
+            check_left_out(unseen, len(ids), "training set", resources.allow_left_out)
+        if unseen and not len(train.data):
+            raise DataError(f"training set: no utterance is left: {told_reasons(unseen)}")
         forgive = experiment.settled(lang.tree).forgive.forgiveness() if train.numerators is None else None
         if train.has_star or (forgive is not None and forgive.has_star_of_frames):
             graphs = graphs.with_star()
@@ -228,10 +243,22 @@ def train_model(
             )
         else:
             sources = loader.load(train, dev)
+
+    def check(excluded: Sequence[Fault]) -> None:
+        if experiment.train.bad_data == "stop":  # the trainer lists them all, and stops
+            return
+        for which, known in (("training", ids), ("development", dev_ids)):
+            missing = [fault for fault in (*unseen, *sources.faults, *excluded) if fault.id in known]
+            check_left_out(missing, len(known), f"{which} set", resources.allow_left_out)
+
     try:
         with subnormals_flushed():
             result = trainer.fit_sources(
-                sources.train, sources.dev, left_out=[*left_out, *unseen, *sources.faults], facts=facts
+                sources.train,
+                sources.dev,
+                left_out=[*left_out, *unseen, *sources.faults],
+                facts=facts,
+                check=check,
             )
     finally:
         for source in filter(None, (sources.train, sources.dev)):
@@ -318,7 +345,7 @@ def validate(
     """
     num_utterances, faults = validate_data(data, experiment, lang, resources, numerators=numerators)
     usable, wrong = f"{counted(num_utterances, 'utterance')} can be trained on", counted(len(faults), "fault")
-    click.echo(f"{usable}, {wrong}\n{fault_table(faults)}".rstrip())
+    click.echo(without_python(f"{usable}, {wrong}\n{fault_table(faults)}").rstrip())
     if out is not None:
         write_faults(out, faults)
     if not num_utterances or (faults and policy == "stop"):

@@ -21,7 +21,7 @@ from fsachain.asr.data.cmvn import Cmvn, CmvnConfig
 from fsachain.asr.data.dataset import Example, cut_example, estimate_cmvn
 from fsachain.asr.data.features import frame_counts, without_frames
 from fsachain.asr.data.kaldi_dir import DataDir, Utterance
-from fsachain.asr.data.utterance import Fault, Member, told_left_out
+from fsachain.asr.data.utterance import Fault, Member, told_left_out, told_reasons
 from fsachain.asr.data.workers import Workers
 from fsachain.asr.train.source import (
     PIECE,
@@ -34,13 +34,14 @@ from fsachain.asr.train.source import (
     StreamSource,
     Task,
 )
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError, DataError, counted, without_python
 from fsachain.files import read_npz, replacing
 from fsachain.graph.archive import origin_of
 from fsachain.graph.forgive import Forgiveness
 from fsachain.graph.numerator import FLOOR, Numerator, load_numerators, source_of
 from fsachain.graph.shards import NumeratorMaker, TableShards
 from fsachain.graph.supervision import Chunk, holds_chunks, load_chunks
+from fsachain.graph.transducer import told_unseen
 from fsachain.progress import counter
 from fsachain.table import TransitionTable, compile_table
 
@@ -107,9 +108,7 @@ class TrainingSet:
         """Without the floored ones, which no denominator contains, and their faults."""
         floored = self._floored
         faults = [
-            one.unusable("no path", ": has an n-gram that the phone language model never saw").fault
-            for one in self.data
-            if one.id in floored
+            one.unusable("no path", f": {told_unseen()}").fault for one in self.data if one.id in floored
         ]
         return replace(self, data=self.data.select(lambda one: one.id not in floored)), faults
 
@@ -133,7 +132,8 @@ class TrainingSet:
         if numerator.num_pdfs != num_pdfs:
             assert isinstance(self.numerators, TableShards)
             raise DataError(
-                f"{self.numerators.folder}: the numerator of {name!r} was made for {numerator.num_pdfs} pdfs; expected "
+                f"{self.numerators.folder}: the numerator of {name!r} was made for "
+                f"{counted(numerator.num_pdfs, 'pdf')}; expected "
                 f"{num_pdfs}; compile the numerators anew"
             )
         return numerator
@@ -173,7 +173,8 @@ class ChunkedSet:
                 for chunk in chunks:
                     if frames != chunk.of_frames:
                         raise DataError(
-                            f"{self.path}: chunk {chunk.id!r} is of {chunk.of_frames} output frames, the utterance has "
+                            f"{self.path}: chunk {chunk.id!r} is of "
+                            f"{counted(chunk.of_frames, 'output frame')}, the utterance has "
                             f"{frames}; supervise anew after a change of features or network"
                         )
                     part = chunk.start, chunk.frame_weights
@@ -248,8 +249,8 @@ class Loader:
             usable, variants, broken = self.resources.load_usable(made, self.experiment.features, copies)
             found = _without_numerator(given, self.lang) + broken
             if not len(usable):
-                click.echo(told_left_out(found))
-                raise DataError(f"{which} set: no utterance is left; the first: {found[0].reason}")
+                click.echo(without_python(told_left_out(found)))
+                raise DataError(f"{which} set: no utterance is left: {told_reasons(found)}")
             faults.extend(found)
             return usable, variants
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fsachain.asr.data.cuts import MAX_SECONDS, cut_identity, cut_rate, cut_samples
 from fsachain.asr.data.utterance import Cut, Member, Utterance, UtteranceError, is_command, told_tried
-from fsachain.errors import ConfigError, DataError, as_number, require
+from fsachain.errors import ConfigError, DataError, as_number, counted, require
 
 _BLOCK = 1 << 17  # samples of all channels that are read at once
 BLOCK_SECONDS = 30.0  # of a `Recording`
@@ -144,7 +144,9 @@ def read_audio(utterance: Utterance, sample_rate: int) -> NDArray[np.float32]:
         count, channel = min(stop, file.frames) - start, utterance.channel
         _check_seconds(utterance, count / sample_rate)
         if channel is not None and channel >= file.channels:
-            raise DataError(f"has {file.channels} channels, channel {channel} is asked for (counted from 0)")
+            raise DataError(
+                f"has {counted(file.channels, 'channel')}, channel {channel} is asked for (counted from 0)"
+            )
         parts, step = [], max(1, _BLOCK // file.channels)  # a header can claim any number of samples
         if file.seekable():
             file.seek(start)
@@ -230,7 +232,7 @@ def _check_whole(utterance: Utterance, file: Any) -> None:
     if claimed < _STREAMED and missing > 0.1:
         raise unreadable(
             utterance,
-            f"{claimed} bytes of samples in its header and {there} in the file, which was cut short",
+            f"{counted(claimed, 'byte')} of samples in its header and {there} in the file, which was cut short",
         )
 
 

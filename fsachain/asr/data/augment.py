@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fsachain.asr.data.audio import seeded_generator
 from fsachain.asr.data.dataset import Example
 from fsachain.asr.data.loudness import Loudness
-from fsachain.errors import ConfigError, added_option, check_range
+from fsachain.errors import ConfigError, added_option, check_range, counted
 
 _TEXTURE = 0.25  # of a column's standard deviation: how much the log energies of steady noise vary
 
@@ -98,7 +98,7 @@ def augment(
     block = config.block_columns or num_columns
     if num_columns % block:
         raise ConfigError(
-            f"augment.block_columns is {block}, and features have {num_columns} columns; expected a divisor"
+            f"augment.block_columns is {block}, and features have {counted(num_columns, 'column')}; expected a divisor"
         )
     if config.frame_shift:
         shift = int(generator.integers(-config.frame_shift, config.frame_shift + 1))

@@ -38,6 +38,7 @@ from fsachain.errors import (
     brief_of,
     check_choices,
     check_range,
+    counted,
 )
 
 VARIANCE_FLOOR = 1e-5  # of the variance: a constant feature, as in digital silence, stays finite
@@ -156,7 +157,7 @@ class Statistics:
         """Features [T, F] with these statistics' mean and, if the rule says so, standard deviation; float32 [T, F]."""
         if features.shape[1] != len(self.total):
             raise ShapeError(
-                f"features have {features.shape[1]} columns, the cmvn statistics {len(self.total)}"
+                f"features have {counted(features.shape[1], 'column')}, the cmvn statistics {len(self.total)}"
             )
         if not self.count:
             return rule.of_silence(features)

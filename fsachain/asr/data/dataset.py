@@ -28,7 +28,7 @@ from fsachain.asr.data.features import (
 from fsachain.asr.data.kaldi_dir import DataDir
 from fsachain.asr.data.loudness import Loudness
 from fsachain.asr.data.utterance import Fault, Utterance, UtteranceError
-from fsachain.errors import DataError, brief
+from fsachain.errors import DataError, brief, counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,12 +238,12 @@ def collate(examples: Sequence[Example], views: int = 1) -> Batch:
     for example in examples:
         if example.features.shape[1] != width:
             raise DataError(
-                f"utterance {example.id!r} has {example.features.shape[1]} features per frame, others {width}"
+                f"utterance {example.id!r} has {counted(example.features.shape[1], 'feature')} per frame, others {width}"
             )
     windows = [example.window for example in examples if example.window is not None]
     if windows and len(windows) < len(examples):
         raise DataError(
-            f"a batch of {len(examples)} examples, {len(windows)} of them chunks; expected all or none"
+            f"a batch of {counted(len(examples), 'example')}, {len(windows)} of them chunks; expected all or none"
         )
     ids, speakers, words = zip(*((e.id, e.speaker, e.words) for e in examples), strict=True)
     padded = _padded([example.features for example in examples])

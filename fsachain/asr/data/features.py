@@ -169,11 +169,11 @@ class FeatureConfig:
         if self.deltas:
             parts.append(counted(self.deltas, "delta"))
         if any(self.splice):
-            parts.append(f"spliced with {self.splice[0]} frames before and {self.splice[1]} after")
+            parts.append(f"spliced with {counted(self.splice[0], 'frame')} before and {self.splice[1]} after")
         whole = ", ".join(parts)
         if self.num_features != base:
-            return f"{self.num_features} columns: {whole}"
-        return whole if self.sample_rate and self.kind != "archive" else f"{base} columns"
+            return f"{counted(self.num_features, 'column')}: {whole}"
+        return whole if self.sample_rate and self.kind != "archive" else f"{counted(base, 'column')}"
 
     @property
     def loudness(self) -> Loudness | None:
@@ -443,7 +443,7 @@ def features_fault(utterance: Utterance, features: NDArray[np.float32]) -> Fault
         return utterance.unusable("features not finite", f": {broken}").fault
     if utterance.words and len(features) > 1 and (features == features[0]).all():
         words, place = counted(len(utterance.words), "word"), utterance.feats or utterance.audio
-        reason = f": {words} in {place!r}, whose {len(features)} frames are all the same; expected speech"
+        reason = f": {words} in {place!r}, whose {counted(len(features), 'frame', verb='are')} all the same; expected speech"
         return utterance.unusable("digital silence", reason).fault
     return None
 

@@ -28,7 +28,7 @@ from typing import BinaryIO, TypeVar
 
 from fsachain.asr.data.cuts import holds_cuts, read_cuts
 from fsachain.asr.data.utterance import Fault, Faults, Utterance, UtteranceError, is_command, shortened
-from fsachain.errors import DataError, brief
+from fsachain.errors import DataError, brief, listed
 from fsachain.files import LONGEST_LINE, binary_lines, line_text, without_collector
 from fsachain.graph.lexicon import Lexicon
 
@@ -45,8 +45,12 @@ _Stretch = tuple[str | None, float, float | None]  # recording, start and end in
 
 
 def read_table(path: str | Path) -> dict[str, str]:
-    """The stripped rest of each line by key, in file order; a key that occurs twice is a DataError."""
-    return _parsed(path, Faults(stop=True), lambda _, rest: rest)
+    """The stripped rest of each line by key, in file order; a DataError lists the keys that occur twice."""
+    faults = Faults(stop=False)
+    found = _parsed(path, faults, lambda _, rest: rest)
+    if wrong := [*faults.nameless, *faults.by_id.values()]:
+        raise UtteranceError(wrong[0].kind, wrong[0].id, listed([fault.reason for fault in wrong]))
+    return found
 
 
 def _read_folder(folder: Path, allow_commands: bool, faults: Faults) -> list[Utterance]:

@@ -13,7 +13,7 @@ from fsachain.asr.data.dataset import Example, OutputWindow
 from fsachain.asr.data.utterance import shortened
 from fsachain.asr.kaldi.archive import read_table
 from fsachain.asr.kaldi.examples import ChainExample, ChainSupervision, Indexes, read_example, split_merged
-from fsachain.errors import DataError
+from fsachain.errors import DataError, counted
 from fsachain.fsa import Fsa
 
 Places = npt.NDArray[np.int64]  # of rows
@@ -62,7 +62,8 @@ def _split(key: str, found: ChainExample, time_offset: int | None) -> Iterator[S
     part, output, ivector = inputs["input"], outputs["output"], inputs.get("ivector")
     if len(output.indexes.t) > len(part.indexes.t):
         raise DataError(
-            f"the output has {len(output.indexes.t)} frames, the input {len(part.indexes.t)}; expected at least as many"
+            f"the output has {counted(len(output.indexes.t), 'frame')}, the input {len(part.indexes.t)}; "
+            "expected at least as many"
         )
     fsas: Iterable[Fsa] = output.fsas
     if not output.end_to_end and output.num_sequences > 1:
@@ -109,7 +110,7 @@ def _window(
     subsampling = int(frames[1] - frames[0]) if len(frames) > 1 else 1
     if len(frames) != output.frames_per_sequence or subsampling < 1 or np.any(np.diff(frames) != subsampling):
         raise DataError(
-            f"sequence {n} of the output: expected {output.frames_per_sequence} even steps, got frames "
+            f"sequence {n} of the output: expected {counted(output.frames_per_sequence, 'even step')}, got frames "
             f"{shortened(frames.tolist())}"
         )
     if frames[0] < first or frames[-1] > last:

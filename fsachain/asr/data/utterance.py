@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ class Member:
             raise DataError(f"{self.path}: cannot be read ({error.strerror})") from error
         if len(found) != self.size:
             raise DataError(
-                f"{self.path}: ends after {len(found)} of the {self.size} bytes at byte {self.offset}"
+                f"{self.path}: ends after {len(found)} of the {counted(self.size, 'byte')} at byte {self.offset}"
             )
         return found
 
@@ -102,6 +103,7 @@ _KINDS = (
     "digital silence, empty text, unknown word, no pronunciation, no alignment, no numerator, too short, no path"
 )
 KINDS = tuple(_KINDS.split(", "))  # of faults, in the order of `fault_table`
+_MOST_KINDS = 3  # of faults in one line
 SHOWN = 5  # utterances per kind; the others are counted
 MOST_NAMELESS = 500  # faulty lines that name no utterance
 LONGEST_DETAIL = 400  # letters
@@ -180,6 +182,47 @@ def told_tried() -> str:
 def shortened(detail: object) -> str:
     text = str(detail)
     return text if len(text) <= LONGEST_DETAIL else f"{text[:LONGEST_DETAIL]}..."
+
+
+# What helps against faults whose reason does not say so itself, by kind.
+_REMEDIES = {
+    "no transcript": "every utterance needs a line in text",
+    "no recording": "every utterance needs a line in wav.scp or segments, or in feats.scp",
+    "no features": "delete feats.scp to have features computed from the recordings",
+    "no speaker": "every utterance needs a line in utt2spk, or there is no such file",
+    "sampling rate": "features.sample_rate is the rate that is expected; resample the recordings, or change it",
+    "width of features": "features.num_mel_bins or features.num_columns is the width that is expected",
+    "digital silence": "the recordings may be damaged",
+    "empty text": "write the transcripts, or take the utterances out of the data set",
+    "no alignment": "align this data set anew with `fsachain align`",
+    "no numerator": "make the numerators of this data set anew with `fsachain num-graphs`",
+    "too short": "do recordings and transcripts belong together? A network of less subsampling needs fewer frames",
+}
+
+
+def check_left_out(faults: Iterable[Fault], total: int, where: str, allowed: float) -> None:
+    """Raise a DataError if more than the share `allowed` of `total` utterances have a fault.
+
+    The message has the share, the commonest reasons, and what helps.
+    """
+    by_id = {fault.id: fault for fault in faults}
+    if len(by_id) <= allowed * total:
+        return
+    share = f"{len(by_id):,} of {counted(total, 'utterance', ',')} ({100 * len(by_id) / total:.3g} %)"
+    raise DataError(
+        f"{where}: {share} would be left out, more than the {100 * allowed:g} % that --allow-left-out (in Python "
+        f"allow_left_out) allows: {told_reasons(by_id.values())}"
+    )
+
+
+def told_reasons(faults: Iterable[Fault]) -> str:
+    """The commonest kinds of the faults with their numbers, the first fault of the commonest, and what helps."""
+    every = list(faults)
+    kinds = Counter(fault.kind for fault in every).most_common(_MOST_KINDS)
+    first = next(fault for fault in every if fault.kind == kinds[0][0])
+    numbers = ", ".join(f"{number:,} x {kind}" for kind, number in kinds)
+    remedy = f"; {_REMEDIES[first.kind]}" if first.kind in _REMEDIES else ""
+    return f"{numbers}; the first: {first.reason}{remedy}"
 
 
 def fault_table(faults: Iterable[Fault], shown: int = SHOWN) -> str:

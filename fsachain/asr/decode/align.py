@@ -513,7 +513,7 @@ def aligned_phones(
         if entry.label not in ids:
             raise DataError(
                 f"utterance {entry.utterance!r}: aligned phone {position} is {entry.label!r}, which is not among "
-                f"the {len(ids)} phones of the lexicon"
+                f"the {counted(len(ids), 'phone')} of the lexicon"
             )
         start = round(entry.start / frame_shift)
         end = max(start + 1, round((entry.start + entry.duration) / frame_shift))
@@ -673,6 +673,6 @@ class LongAligner:
         position = max(self.numerator.arc_word[leaving].tolist(), default=len(words) - 1)
         where = " ".join(words[max(0, position - 2) : position + 3])
         return (
-            f"recording {self.name!r}: no path through the {frames} frames from {self._done} on, at word "
+            f"recording {self.name!r}: no path through the {counted(frames, 'frame')} from {self._done} on, at word "
             f"{max(0, position)} of {len(words)} (... {where} ...); expected the text of the whole recording and no more"
         )

@@ -334,7 +334,7 @@ class Decoder:
             raise ShapeError(f"{where}: expected [T, P], got shape {list(scores.shape)}")
         if scores.shape[1] < self._num_pdfs:
             raise ShapeError(
-                f"{where}: has {scores.shape[1]} columns, the graph has pdfs up to {self._num_pdfs - 1}"
+                f"{where}: has {counted(scores.shape[1], 'column')}, the graph has pdfs up to {self._num_pdfs - 1}"
             )
         if np.isnan(scores).any() or np.isposinf(scores).any():
             raise DataError(f"{where}: NaN or +inf among the scores")

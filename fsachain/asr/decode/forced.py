@@ -21,7 +21,7 @@ from fsachain.backends.cpu.threads import run_all
 from fsachain.backends.ctc import CtcProblem, check_labels, column_graph, joined_names, make_problem, name_of
 from fsachain.backends.dispatch import BackendName
 from fsachain.batch import TableBatch
-from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError
+from fsachain.errors import AlignmentError, ConfigError, DataError, ShapeError, counted
 from fsachain.graph.ctc import CtcTopology
 from fsachain.loss.autograd import as_tensor
 from fsachain.table import compile_table
@@ -135,7 +135,7 @@ def _check(log_probs: Any, targets: Any) -> None:
         raise ShapeError(f"targets has dtype {targets.dtype}; expected integers")
     if len(log_probs) != len(targets):
         raise ShapeError(
-            f"targets has {len(targets)} rows; expected {len(log_probs)}, one for each of log_probs"
+            f"targets has {counted(len(targets), 'row')}; expected {len(log_probs)}, one for each of log_probs"
         )
 
 
@@ -181,8 +181,9 @@ def _too_short(problem: CtcProblem) -> dict[int, str]:
             repeats = int((~problem.differs(n)[: count + 1]).sum())
         if frames < count + repeats:
             found[n] = (
-                f"{frames} frames for a target of {count} tokens, {repeats} of them repeats; expected at least "
-                f"{count + repeats} frames"
+                f"{counted(frames, 'frame')} for a target of {counted(count, 'token')}, {repeats} of them "
+                "repeats; expected at least "
+                f"{counted(count + repeats, 'frame')}"
             )
     return found
 

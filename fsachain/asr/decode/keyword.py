@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
-from fsachain.errors import ConfigError, DataError
+from fsachain.errors import ConfigError, DataError, counted
 from fsachain.fsa import Fsa
 
 
@@ -55,7 +55,7 @@ def keyword_scores(
     bad = np.flatnonzero(~np.isfinite(totals[1]))
     if bad.size:
         raise DataError(
-            f"nnet_outputs[{bad[0]}]: the filler graph gives {totals[1][bad[0]]} for {lengths[bad[0]]} frames; "
+            f"nnet_outputs[{bad[0]}]: the filler graph gives {totals[1][bad[0]]} for {counted(lengths[bad[0]], 'frame')}; "
             "expected a finite total"
         )
     return (totals[0] - totals[1]) / np.asarray(lengths)
@@ -82,7 +82,7 @@ def false_reject_rate(
         )
     if not positive.size or np.isnan(positive).any() or np.isnan(negative).any():
         raise ConfigError(
-            f"with_keyword has {positive.size} scores: expected at least one, and no NaN anywhere"
+            f"with_keyword has {counted(positive.size, 'score')}: expected at least one, and no NaN anywhere"
         )
     allowed = math.floor(false_alarms_per_hour * hours_without * (1 + 1e-12))
     threshold = float(negative[allowed]) if allowed < len(negative) else -math.inf

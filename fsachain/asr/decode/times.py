@@ -31,7 +31,7 @@ from fsachain.asr.decode.align import OTHER, Alignment
 from fsachain.asr.decode.ctm import CtmEntry, by_utterance
 from fsachain.backends.dispatch import forward_backward
 from fsachain.batch import TableBatch
-from fsachain.errors import DataError, brief
+from fsachain.errors import DataError, brief, counted
 from fsachain.files import read_npz, replacing
 from fsachain.fsa import Floats, Fsa
 from fsachain.table import TransitionTable, compile_table
@@ -308,7 +308,7 @@ class BoundaryModel:
         arrays = [np.asarray(found[name], np.float64) for name in names[3:]]
         if [x.shape for x in arrays] != [(*shape, *size), (*shape, *size, *size), shape, shape[:1] * 2]:
             raise DataError(
-                f"{path}: arrays of {[one.shape for one in arrays]} do not fit {len(phones)} phones"
+                f"{path}: arrays of {[one.shape for one in arrays]} do not fit {counted(len(phones), 'phone')}"
             )
         silence = str(found.get("silence", ""))
         if silence and silence not in phones:

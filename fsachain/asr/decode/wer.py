@@ -30,7 +30,7 @@ from fsachain.asr.decode.alternatives import (
     is_optional,
 )
 from fsachain.asr.decode.equivalence import Equivalences, fold_case
-from fsachain.errors import ConfigError, DataError, check_choices, counted, require
+from fsachain.errors import ConfigError, DataError, check_choices, counted, listed, require
 from fsachain.files import naming, text_lines
 from fsachain.files import write_text as write_file
 from fsachain.notebook import html_table
@@ -480,10 +480,13 @@ def _counts(kinds: Iterable[str]) -> ErrorCounts:
 def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
     """Lines `utterance word word ...`; an id alone is an empty transcript. DataError where an utterance stands twice."""
     transcripts: dict[str, tuple[str, ...]] = {}
+    repeated: list[str] = []
     for number, (name, *words) in text_lines(path):
         if name in transcripts:
-            raise DataError(f"{path}:{number}: utterance {name!r} stands in the file twice")
+            repeated.append(f"{path}:{number}: utterance {name!r} stands in the file twice")
         transcripts[name] = tuple(words)
+    if repeated:
+        raise DataError(listed(repeated))
     return transcripts
 
 

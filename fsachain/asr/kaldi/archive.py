@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from fsachain.errors import DataError
+from fsachain.errors import DataError, counted
 from fsachain.openfst import MAGIC
 from fsachain.stream import BINARY_MARK, MAX_DIGITS, Cursor, open_file
 
@@ -117,7 +117,7 @@ def _read_at(address: str, read: Reader[Value], opened: Callable[[str], Cursor])
     data, offset = opened(found["path"]), int(found["offset"] or 0)
     cursor = Cursor(data.data, data.name, offset)
     if offset > len(cursor.data):
-        cursor.fail(f"expected a value, the file has {len(cursor.data)} bytes")
+        cursor.fail(f"expected a value, the file has {counted(len(cursor.data), 'byte')}")
     cursor.detect_binary()
     value: Any = read(cursor)
     if found["rows"] is None:

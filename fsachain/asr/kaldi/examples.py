@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.asr.kaldi.values import Floats, read_matrix, read_vector
-from fsachain.errors import DataError, brief
+from fsachain.errors import DataError, brief, counted
 from fsachain.fsa import Fsa, arcs_from, read_fsa, restricted
 from fsachain.stream import Cursor, open_file
 
@@ -123,7 +123,10 @@ def _read_input(cursor: Cursor) -> NnetInput:
     begin = cursor.position
     features = read_matrix(cursor)
     if len(features) != len(indexes.t):
-        cursor.fail(f"input {name!r} has {len(indexes.t)} indexes and {len(features)} rows", begin)
+        cursor.fail(
+            f"input {name!r} has {counted(len(indexes.t), 'index')} and {counted(len(features), 'row')}",
+            begin,
+        )
     cursor.expect("</NnetIo>")
     return NnetInput(name, indexes, features)
 
@@ -142,7 +145,10 @@ def _read_output(cursor: Cursor) -> ChainSupervision:
     weight = cursor.real("weight")
     sequences, frames, label_dim = size("<NumSequences>"), size("<FramesPerSeq>"), size("<LabelDim>")
     if sequences * frames != len(indexes.t):
-        cursor.fail(f"{sequences} sequences of {frames} frames, but {len(indexes.t)} indexes", begin)
+        cursor.fail(
+            f"{counted(sequences, 'sequence')} of {counted(frames, 'frame')}, but {counted(len(indexes.t), 'index')}",
+            begin,
+        )
     end_to_end = False  # old files do not say, and are not
     if cursor.peek_token() == "<End2End>":
         cursor.expect("<End2End>")
@@ -165,7 +171,9 @@ def _read_output(cursor: Cursor) -> ChainSupervision:
         else:  # bytes of 1/255
             weights = cursor.integers("derivative weights").astype(np.float32) / np.float32(255)
     if len(weights) not in (0, len(indexes.t)):
-        cursor.fail(f"{len(weights)} derivative weights for {len(indexes.t)} frames", begin)
+        cursor.fail(
+            f"{counted(len(weights), 'derivative weight')} for {counted(len(indexes.t), 'frame')}", begin
+        )
     cursor.expect("</NnetChainSup>")
     return ChainSupervision(name, indexes, weight, sequences, frames, label_dim, end_to_end, fsas, weights)
 
@@ -174,7 +182,7 @@ def _read_fsa(cursor: Cursor, label_dim: int) -> Fsa:
     begin = cursor.position
     fsa = read_fsa(cursor)
     if fsa.num_arcs and int(fsa.pdf.max()) >= label_dim:
-        cursor.fail(f"pdf {fsa.pdf.max()} in a supervision of {label_dim} pdfs", begin)
+        cursor.fail(f"pdf {fsa.pdf.max()} in a supervision of {counted(label_dim, 'pdf')}", begin)
     return fsa
 
 
@@ -218,7 +226,7 @@ def _times(graph: Fsa, num_frames: int) -> npt.NDArray[np.float64]:
     ends = graph.final_log_prob > -np.inf
     if (time[graph.dst] != time[graph.src] + 1).any() or (time[ends] != num_frames).any():
         raise DataError(
-            f"the graph of merged sequences has paths of other lengths; expected {num_frames} frames"
+            f"the graph of merged sequences has paths of other lengths; expected {counted(num_frames, 'frame')}"
         )
     return time
 

@@ -185,7 +185,9 @@ class _Builder:
 
     def lattice(self, start: int, num_states: int) -> CompactLattice:
         if not 0 <= start < num_states:
-            self.cursor.fail(f"start state {start} of a lattice of {num_states} states", self.begin)
+            self.cursor.fail(
+                f"start state {start} of a lattice of {counted(num_states, 'state')}", self.begin
+            )
         for state in range(num_states):
             costs, string = self.final.get(state, (_NOT_FINAL, b""))
             self._weigh(costs, b"" if costs == _NOT_FINAL else string, "a lattice with the final cost")
@@ -207,7 +209,9 @@ def _read_binary(cursor: Cursor) -> CompactLattice:
     is_plain = header.arc_type in PLAIN
     least = 16 if is_plain else 20
     if not 0 <= header.num_states * least <= cursor.left:
-        cursor.fail(f"lattice of {header.num_states} states, {cursor.left} bytes are left")
+        cursor.fail(
+            f"lattice of {counted(header.num_states, 'state')}, {counted(cursor.left, 'byte', verb='are')} left"
+        )
     kind = "f" if header.arc_type in ("lattice4", "compactlattice44") else "d"
     builder, costs_of = _Builder(cursor, begin, kind), struct.Struct(f"<2{kind}")
 
@@ -225,7 +229,9 @@ def _read_binary(cursor: Cursor) -> CompactLattice:
         builder.final[state] = weight()
         count = int.from_bytes(cursor.take(8, "number of arcs"), "little", signed=True)
         if not 0 <= count * least <= cursor.left:
-            cursor.fail(f"state {state} has {count} arcs, {cursor.left} bytes are left")
+            cursor.fail(
+                f"state {state} has {counted(count, 'arc')}, {counted(cursor.left, 'byte', verb='are')} left"
+            )
         for _ in range(count):
             ilabel, olabel = struct.unpack("<ii", cursor.take(8, "arc"))
             costs, ids = weight()
@@ -271,7 +277,7 @@ def _read_text(cursor: Cursor) -> CompactLattice:
             costs = (float(fields.pop()), float(found[2])) if commas else (0.0, 0.0)
             numbers = array("i", map(int, fields))
             if len(numbers) != 1 and (len(numbers), commas) not in ((3, 0), (3, 2), (4, 0), (4, 1)):
-                raise ValueError(f"{len(numbers) + bool(commas)} fields")
+                raise ValueError(counted(len(numbers) + bool(commas), "field"))
             ids = array("i", map(int, found[3].split(b"_"))) if found[3] else array("i")
             if ids and min(ids) < 1:
                 raise ValueError("a transition id below 1")
@@ -395,7 +401,8 @@ def _frame_of_states(graph: Transducer, name: str) -> npt.NDArray[np.int64]:
     if wrong.size:
         first, other = sorted((int(frame[graph.dst[wrong[0]]]), int(frame[graph.src[wrong[0]]]) + 1))
         raise DataError(
-            f"{name}: a state of the lattice stands behind {first} and behind {other} frames; expected one time for "
+            f"{name}: a state of the lattice stands behind {first} and behind {counted(other, 'frame')}; "
+            "expected one time for "
             "each state"
         )
     return frame

@@ -73,7 +73,10 @@ def _binary_topology(cursor: Cursor) -> dict[int, tuple[State, ...]]:
     begin = cursor.position
     phones, entry_of = cursor.integers("phones"), cursor.integers("topology of each phone")
     if max(len(phones), len(entry_of)) > MAX_PHONE + 1:
-        cursor.fail(f"{len(phones)} phones, {len(entry_of)} ids: expected ids of at most {MAX_PHONE}", begin)
+        cursor.fail(
+            f"{counted(len(phones), 'phone')}, {counted(len(entry_of), 'id')}: expected ids of at most {MAX_PHONE}",
+            begin,
+        )
     count = cursor.integer("number of topologies", -1)
     has_loop_class = count == -1
     if has_loop_class:
@@ -233,7 +236,7 @@ class TransitionModel:
         size = len(first) + sum(len(state.transitions) for state in first)
         if size > MAX_TOPOLOGY:
             raise GraphError(
-                f"{self.name}: phone {model} has {size} states and transitions; expected at most {MAX_TOPOLOGY}"
+                f"{self.name}: phone {model} has {counted(size, 'state')} and transitions; expected at most {MAX_TOPOLOGY}"
             )
         for phone, states in self.states.items():
             if states != first:
@@ -303,7 +306,7 @@ def read_transition_model(path: str | os.PathLike[str]) -> TransitionModel:
     cursor.expect("</TransitionModel>")
     if len(log_probs) != num_transitions + 1:
         cursor.fail(
-            f"{len(log_probs)} log-probabilities; expected {num_transitions + 1}, one more than transitions",
+            f"{counted(len(log_probs), 'log-probability')}; expected {num_transitions + 1}, one more than transitions",
             begin,
         )
     return TransitionModel(states, tuple(tuples), log_probs, cursor.name)
@@ -355,11 +358,12 @@ def read_context_tree(
     found, transitions = read_tree(tree), read_transition_model(model)
     if transitions.num_phones != len(phones):
         raise DataError(
-            f"{model}: {transitions.num_phones} phones; expected {len(phones)}, as in the phone list"
+            f"{model}: {counted(transitions.num_phones, 'phone')}; expected {len(phones)}, as in the phone list"
         )
     if transitions.num_pdfs > found.decisions.num_pdfs:
         raise DataError(
-            f"{model}: {transitions.num_pdfs} pdfs, but {tree} has {found.decisions.num_pdfs}: they do not belong "
+            f"{model}: {counted(transitions.num_pdfs, 'pdf')}, but {tree} has {found.decisions.num_pdfs}: "
+            "they do not belong "
             "together"
         )
     context = ContextTree(

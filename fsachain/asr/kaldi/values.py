@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import DataError
+from fsachain.errors import DataError, counted
 from fsachain.files import replacing
 from fsachain.stream import LONGEST_LIST, Cursor
 
@@ -72,7 +72,7 @@ def read_vector(cursor: Cursor) -> Floats:
     if not cursor.binary:
         values, widths = _text_rows(cursor)
         if len(widths) > 1:
-            cursor.fail(f"expected a vector, found a matrix of {len(widths)} rows")
+            cursor.fail(f"expected a vector, found a matrix of {counted(len(widths), 'row')}")
         return np.array(values, dtype=np.float32)
     begin = cursor.position
     kind = cursor.token("a vector")
@@ -88,7 +88,7 @@ def read_alignment(cursor: Cursor) -> npt.NDArray[np.int32]:
         return cursor.int32(cursor.line(LONGEST_LIST).split(), "expected a line of integers", begin)
     count = cursor.integer("size of the alignment", 0)
     begin = cursor.position
-    what = f"an alignment of {count} frames"
+    what = f"an alignment of {counted(count, 'frame')}"
     packed = np.frombuffer(cursor.take(count * _WIDTH_AND_INT.itemsize, what), dtype=_WIDTH_AND_INT)
     bad = np.flatnonzero(packed["width"] != 4)
     if bad.size:

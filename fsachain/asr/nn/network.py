@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fsachain.errors import DataError, ShapeError, brief
+from fsachain.errors import DataError, ShapeError, brief, counted
 
 
 class NetworkOutput(NamedTuple):
@@ -141,7 +141,7 @@ def check_input(features: Tensor, lengths: Tensor, num_features: int) -> Tensor:
     if len(wrong):
         n = int(wrong[0])
         raise ShapeError(
-            f"lengths[{n}] = {int(lengths[n])} is not within the {features.shape[1]} frames of features"
+            f"lengths[{n}] = {int(lengths[n])} is not within the {counted(features.shape[1], 'frame')} of features"
         )
     return lengths
 
@@ -164,7 +164,7 @@ def check_output(output: Any, network: Network, features: Tensor, lengths: Tenso
             expected = int(network.output_lengths(torch.tensor([frames])))
             if not about(found, expected):
                 raise ShapeError(
-                    f"{what} {found} frames for {frames} of features; expected {expected}, as output_lengths says"
+                    f"{what} {counted(found, 'frame')} for {frames} of features; expected {expected}, as output_lengths says"
                 )
     return cast(NetworkOutput, output)
 
@@ -204,7 +204,7 @@ class TakenWeights:
     __repr__ = brief
 
     def __str__(self) -> str:
-        parts = [f"{len(self.taken)} weights taken"]
+        parts = [f"{counted(len(self.taken), 'weight')} taken"]
         for names, what in (
             (self.other_shape, "of another shape"),
             (self.fresh, "not in the file"),

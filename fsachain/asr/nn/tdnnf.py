@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fsachain.asr.nn.layers import Head, InputLayer, TimeConstantDropout, TimeDelayLayer
 from fsachain.asr.nn.network import ConfiguredNetwork, frames_below
-from fsachain.errors import ConfigError, check_choices, check_range
+from fsachain.errors import ConfigError, check_choices, check_range, counted
 
 MAX_LAYERS = 1000  # so that no file can ask for a million
 
@@ -66,7 +66,7 @@ class TdnnfConfig:
         check_choices(self, dropout_kind=("frame", "utterance"), xent=("none", "branch"))
         if len(self.time_strides) > MAX_LAYERS:
             raise ConfigError(
-                f"time_strides has {len(self.time_strides)} layers; expected at most {MAX_LAYERS}"
+                f"time_strides has {counted(len(self.time_strides), 'layer')}; expected at most {MAX_LAYERS}"
             )
         if any(stride < 0 for stride in self.time_strides):
             raise ConfigError(f"time_strides is {self.time_strides}; expected numbers of 0 or more")

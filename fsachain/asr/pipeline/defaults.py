@@ -75,7 +75,11 @@ class DataSummary:
     word_gain: float = 0.0
 
     def __str__(self) -> str:
-        size = f"{60 * self.hours:.0f} minutes" if self.hours < 2 else f"{self.hours:.1f} hours"
+        size = (
+            f"{counted(60 * self.hours, 'minute', '.0f')}"
+            if self.hours < 2
+            else f"{counted(self.hours, 'hour', '.1f')}"
+        )
         speakers = "speakers unknown"
         if self.speakers:
             speakers = counted(self.speakers, "speaker")
@@ -83,7 +87,7 @@ class DataSummary:
             speakers += f" of {self.seconds_per_speaker:.0f} s or more each"
         features = "recordings"
         if self.kind != RECORDINGS:
-            features = f"{self.columns} columns of {self.kind}"
+            features = f"{counted(self.columns, 'column')} of {self.kind}"
             if self.has_deltas:
                 features += " with deltas"
         return (
@@ -452,7 +456,11 @@ def _network(data: DataSummary, options: _Options) -> None:
         told = f"{100 * data.crowded[3]:.0f} % of the utterances have more phones than frames of 30 ms"
         options.choose("network.subsampling", step, told)
     step = options["network.subsampling"] or step
-    size = f"{60 * data.hours:.0f} minutes" if data.hours < 2 else f"{data.hours:.0f} hours"
+    size = (
+        f"{counted(60 * data.hours, 'minute', '.0f')}"
+        if data.hours < 2
+        else f"{counted(data.hours, 'hour', '.0f')}"
+    )
     for least, channels, bottleneck in (
         (0, 128, 64),
         (2, 256, 64),
@@ -486,18 +494,18 @@ def _loss(data: DataSummary, options: _Options) -> None:
 
 def _training(data: DataSummary, options: _Options) -> None:
     batch = 16 if data.hours < 10 else 32 if data.hours < 100 else 64
-    options.choose("train.batch_size", batch, f"{data.hours:.1f} hours")
+    options.choose("train.batch_size", batch, f"{counted(data.hours, 'hour', '.1f')}")
     steps = max(1.0, data.utterances / (options["train.batch_size"] or batch))
     least = 12 if data.hours < 10 else 6
     epochs = int(min(24, max(least, round(STEPS / steps))))
-    options.choose("train.num_epochs", epochs, f"{steps:.0f} steps an epoch")
+    options.choose("train.num_epochs", epochs, f"{counted(steps, 'step', '.0f')} an epoch")
     channels = options["network.channels"] or 128
     kind = options["network.kind"] or "tdnnf"
     peak = 4e-3 if channels <= 192 else 2e-3 if channels <= 512 else 1e-3
     if kind == "conformer":
         peak = 2e-3
     if kind in ("tdnnf", "conformer"):
-        options.choose("train.schedule.peak", peak, f"{kind} of {channels} channels")
+        options.choose("train.schedule.peak", peak, f"{kind} of {counted(channels, 'channel')}")
 
 
 def _decoding(data: DataSummary, options: _Options, has_arpa: bool) -> None:
@@ -519,7 +527,7 @@ def _decoding(data: DataSummary, options: _Options, has_arpa: bool) -> None:
         )
     if not options.is_ctc and options["augment.frame_shift"]:
         fast = data.phones_per_second > FAST
-        told = f"outputs are the mean over shifts; {data.phones_per_second:.0f} phones a second"
+        told = f"outputs are the mean over shifts; {counted(data.phones_per_second, 'phone', '.0f')} a second"
         options.choose("decoding.frame_shift", 1 if fast else 2, told)
 
 
@@ -540,7 +548,7 @@ def _rescoring(data: DataSummary, options: _Options, has_arpa: bool) -> None:
                 "the table grows at its edges",
             )
     if options["decoding.ngram_order"] and ENOUGH_TEXT <= data.words <= MOST_TEXT:
-        told = f"{data.words} words of text: a network of words knows more than an n-gram"
+        told = f"{counted(data.words, 'word')} of text: a network of words knows more than an n-gram"
         options.choose("rescoring.network_epochs", 30, told)
     if options["rescoring.network_epochs"]:
         options.choose("rescoring.num_hypotheses", 200, "the network reorders them")

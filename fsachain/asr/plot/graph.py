@@ -24,7 +24,7 @@ from fsachain.asr.plot.canvas import (
     nothing_to_show,
     shortened,
 )
-from fsachain.errors import ConfigError, FsachainError, GraphError, ShapeError, require
+from fsachain.errors import ConfigError, FsachainError, GraphError, ShapeError, counted, require
 from fsachain.fsa import Fsa, Ints
 from fsachain.graph.algorithms import cheapest_steps, graph_facts
 
@@ -125,12 +125,12 @@ def draw_summary(figure: Any, fsa: Fsa, used: npt.NDArray[np.float64] | None, sh
     facts = graph_facts(fsa)
     lines = [
         "the whole graph",
-        f"{facts.num_states:,} states, {facts.num_finals:,} final",
-        f"{facts.num_arcs:,} arcs, {facts.num_pdfs:,} pdfs",
-        f"{facts.num_self_loops:,} self-loops",
-        f"{facts.num_cyclic_states:,} states on cycles",
-        f"{facts.num_states - facts.num_useful_states:,} states on no path",
-        f"shortest path {facts.min_frames:g} frames",
+        f"{counted(facts.num_states, 'state', ',')}, {facts.num_finals:,} final",
+        f"{counted(facts.num_arcs, 'arc', ',')}, {counted(facts.num_pdfs, 'pdf', ',')}",
+        counted(facts.num_self_loops, "self-loop", ","),
+        f"{counted(facts.num_cyclic_states, 'state', ',')} on cycles",
+        f"{counted(facts.num_states - facts.num_useful_states, 'state', ',')} on no path",
+        f"shortest path {counted(facts.min_frames, 'frame', 'g')}",
         "deterministic" if facts.is_deterministic else "not deterministic",
         f"compiled: {facts.table_bytes / 1000:,.0f} kB",
     ]
@@ -339,7 +339,7 @@ def plot_graph(
         with new_picture(height, width, title) as figure:
             _draw(figure.subplots(), fsa, part, layout, scale)
         return figure
-    note = f"{len(part.arcs)} of {fsa.num_arcs:,} arcs"
+    note = f"{len(part.arcs)} of {counted(fsa.num_arcs, 'arc', ',')}"
     if used is not None and used.sum() > 0:
         note += f", with {100 * used[part.arcs].sum() / used.sum():.1f} % of the occupancy"
     size = height + _SUMMARY_HEIGHT, max(width, FIGURE_WIDTH)

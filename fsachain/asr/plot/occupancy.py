@@ -14,7 +14,7 @@ import numpy.typing as npt
 from fsachain.asr.plot.canvas import AMOUNT_MAP, SIGNED_MAP, matrix, name_ticks, new_picture
 from fsachain.backends.dispatch import forward_backward
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, ShapeError, brief, require
+from fsachain.errors import ConfigError, ShapeError, brief, counted, require
 from fsachain.fsa import Fsa
 from fsachain.graph.context import ContextTree
 from fsachain.graph.numerator import Numerator
@@ -72,7 +72,9 @@ def occupancy_panels(
     count = len(lattice.scores)
     for name, given in (("labels", labels), ("titles", titles)):
         if given is not None and len(given) != count:
-            raise ShapeError(f"{name}: {len(given)} entries, expected one for each of {count} sequences")
+            raise ShapeError(
+                f"{name}: {counted(len(given), 'entry')}, expected one for each of {counted(count, 'sequence')}"
+            )
     found = lattice.occupancy()
     panels = []
     for n, alignment in enumerate(lattice.best_alignment()):
@@ -379,7 +381,7 @@ def plot_trellis(
         both = numerator + denominator
         share = 100.0 * (1.0 - both[:, rows].sum() / max(both.sum(), 1e-300))
         if share >= 0.05:
-            note = f"{hidden} rows with {share:.1f} % of the occupancy are not shown"
+            note = f"{counted(hidden, 'row')} with {share:.1f} % of the occupancy are not shown"
             title = f"{title} ({note})" if title else note
     with new_picture(1.6 + 3 * max(0.9, 0.125 * len(rows)), title=title) as figure:
         grid = figure.subplots(3, 1, sharex=True, sharey=True)

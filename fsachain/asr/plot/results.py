@@ -22,7 +22,7 @@ from fsachain.asr.plot.canvas import (
     shortened,
 )
 from fsachain.asr.train.log import number, read_log
-from fsachain.errors import ConfigError, DataError, ShapeError, brief
+from fsachain.errors import ConfigError, DataError, ShapeError, brief, counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -235,7 +235,7 @@ def _draw_bars(axes: Axes, head: str, bars: Sequence[_Bar], *, sideways: bool) -
     near: dict[str, Any] = {"textcoords": "offset points", "fontsize": 7}
     for place, ((_, counts), end) in enumerate(zip(bars, ends, strict=True)):
         if sideways:
-            text = f"{end:.1f} % of {counts.num_words} words"
+            text = f"{end:.1f} % of {counted(counts.num_words, 'word')}"
             axes.annotate(text, (end, place), (3, 0), va="center", **near)
         else:
             text = f"{end:.1f} %\n{counts.num_utterances} utt."
@@ -298,7 +298,7 @@ def spectrogram(
     window, shift = (round(seconds * sample_rate) for seconds in (window_seconds, shift_seconds))
     if window < 2 or shift < 1:
         raise ConfigError(
-            f"window_seconds {window_seconds}, shift_seconds {shift_seconds}: {window} and {shift} samples, "
+            f"window_seconds {window_seconds}, shift_seconds {shift_seconds}: {window} and {counted(shift, 'sample')}, "
             "expected at least 2 and 1"
         )
     # Frame t covers the samples around (t + 1/2) shifts, so that it is centred on its own cell.

@@ -33,7 +33,7 @@ from fsachain.asr.plot import (
 )
 from fsachain.asr.plot.canvas import rendered
 from fsachain.asr.train.log import LONGEST_LINE, event_of, number
-from fsachain.errors import DataError, FsachainError, require
+from fsachain.errors import DataError, FsachainError, counted, require
 from fsachain.files import binary_lines, parse_json
 from fsachain.fsa import Fsa
 from fsachain.graph.algorithms import GraphFacts, graph_facts
@@ -272,7 +272,7 @@ class Training:
         if self.finished:
             return "finished"
         of = f" of {self.num_epochs}" if self.num_epochs else ""
-        return f"{len(self.epochs)}{of} epochs done"
+        return f"{len(self.epochs)}{of} {'epoch' if self.num_epochs == 1 else 'epochs'} done"
 
     @property
     def remaining_seconds(self) -> float | None:
@@ -313,6 +313,8 @@ class Findings:
     graphs: list[GraphSize] = field(default_factory=list)
     numerators: str = ""  # of the training set, in one line
     wer: WerReport | None = None
+    inputs: dict[str, str] = field(default_factory=dict)  # paths of the run by option, from run.json
+    undone: tuple[str, ...] = ()  # stages of the run that are not done, or not with its options
     total: ErrorCounts | None = None  # from wer.json where the decoding cannot be scored again
     tuned: dict[str, Any] | None = None  # the best point on the development set
     config: dict[str, Any] = field(default_factory=dict)  # by section
@@ -358,6 +360,7 @@ class Findings:
 def collect(layout: Layout) -> Findings:
     found = Findings(layout)
     _read_logs(found)
+    _read_run(found)
     _read_data(found)
     _read_graphs(found)
     _read_scores(found)
@@ -373,7 +376,8 @@ def draw(found: Findings) -> None:
     training, report = found.training, found.wer
     if training is not None and training.epochs:
         last = number(list(training.epochs.values())[-1], "train", "objf")
-        curves = f"Curves over {len(training.epochs)} epochs; the last objective is {last}. The table has the numbers."
+        epochs = counted(len(training.epochs), "epoch")
+        curves = f"Curves over {epochs}; the last objective is {last}. The table has the numbers."
         found.curves = found.attempt(
             "training", lambda: drawing(plot_training(list(training.log.events)), curves)
         )
@@ -390,7 +394,7 @@ def _read_logs(found: Findings) -> None:
         found.stages = found.attempt("stages", read_stages, path)
     if stages := found.stages:
         if stages.num_unreadable:
-            found.note("stages", f"{path.name}: {stages.num_unreadable} lines cannot be read.")
+            found.note("stages", f"{path.name}: {counted(stages.num_unreadable, 'line')} cannot be read.")
         found.config = stages.trained_by.config if stages.trained_by else {}
 
     path = found.layout.model / "train.jsonl"
@@ -400,7 +404,8 @@ def _read_logs(found: Findings) -> None:
             return
         if training.log.num_unreadable:
             found.note(
-                "training", f"{found.shown(path)}: {training.log.num_unreadable} lines cannot be read."
+                "training",
+                f"{found.shown(path)}: {counted(training.log.num_unreadable, 'line')} cannot be read.",
             )
         if not found.config:
             options = found.layout.model / "experiment.json"
@@ -409,6 +414,18 @@ def _read_logs(found: Findings) -> None:
                 found.config = {**found.config, "train": training.config}
         if not training.epochs:
             found.note("training", "Not there yet: an epoch that is finished.")
+
+
+def _read_run(found: Findings) -> None:
+    """What `fsachain run` keeps of itself: a call that goes on names no inputs, and need not name all stages."""
+    path = found.layout.exp / RUN
+    table = found.attempt("run", read_table, path) if path.is_file() else None
+    if table is None:
+        return
+    found.inputs = {name: str(value) for name, value in entry(table, "inputs", dict).items()}
+    done = entry(table, "done", dict)
+    wanted = entry(table, "stages", dict)  # none in folders of earlier versions
+    found.undone = tuple(name for name in wanted if name != "report" and done.get(name) != wanted[name])
 
 
 def _read_data(found: Findings) -> None:
@@ -453,7 +470,10 @@ def _numerator_size(path: Path) -> str:
     if num_bytes > MOST_NUMERATOR_BYTES:
         return f"{num_bytes / 1e6:,.0f} MB of numerators"
     arcs = [numerator.fsa.num_arcs for numerator in load_numerators(path).values()]
-    return f"{len(arcs):,} numerators, {sum(arcs):,} arcs, at most {max(arcs, default=0):,} in one"
+    return (
+        f"{counted(len(arcs), 'numerator', ',')}, {counted(sum(arcs), 'arc', ',')}, at most "
+        f"{max(arcs, default=0):,} in one"
+    )
 
 
 def _read_scores(found: Findings) -> None:
@@ -536,7 +556,7 @@ def picture_file(path: Path) -> Picture:
         raise DataError(f"{path}: cannot read the picture: {error.strerror}") from error
     if len(content) > MOST_PICTURE_BYTES:
         raise DataError(
-            f"{path}: has {len(content)} bytes; pictures of a report have at most {MOST_PICTURE_BYTES}"
+            f"{path}: has {counted(len(content), 'byte')}; pictures of a report have at most {MOST_PICTURE_BYTES}"
         )
     return Picture(data_uri(content, media_type), path.name, path.stem)
 

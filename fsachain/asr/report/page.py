@@ -33,7 +33,7 @@ from fsachain.asr.report.collect import (
 )
 from fsachain.asr.train.config import flat
 from fsachain.asr.train.log import number
-from fsachain.errors import require
+from fsachain.errors import counted, require
 from fsachain.files import write_text
 from fsachain.graph.algorithms import GraphFacts
 
@@ -73,6 +73,7 @@ def render_page(template: str, *, media: str = "data:", **values: Any) -> str:
         "duration": lambda value: duration(value).text,
         "amount": lambda value: amount(value).text,
         "moment": lambda value: moment(value).text,
+        "counted": counted,
     }
     environment.globals["error_kind"] = error_kind
     style, script = (
@@ -114,10 +115,13 @@ def state(found: Findings) -> str:
         return f"train runs: {found.training.state}"
     if begun:
         return f"{begun[-1].name} runs"
-    if any(stage.state == "to come" for stage in stages):
-        return "not complete"
-    if found.total is not None:
-        return "complete"
+    to_come = [stage.name for stage in stages if stage.state == "to come" and stage.name != "report"]
+    if left := dict.fromkeys([*to_come, *found.undone]):
+        return f"not complete: {', '.join(left)} to come"
+    is_trained = found.training is None or found.training.finished
+    if found.total is not None and is_trained:
+        missing = found.wer.missing if found.wer else ()
+        return f"complete but for {counted(len(missing), 'utterance')}" if missing else "complete"
     return f"training: {found.training.state}" if found.training else "begun"
 
 
@@ -126,7 +130,7 @@ def tiles(found: Findings) -> list[tuple[str, str, str]]:
     shown = []
     if found.total is not None:
         total = found.total
-        more = f"errors: {total.errors} in {total.num_words:,} words"
+        more = f"errors: {total.errors} in {counted(total.num_words, 'word', ',')}"
         shown.append(("WER, test", per_cent(total.wer).text, more))
     if found.tuned is not None:
         weight, wer = number(found.tuned, "lm_weight"), number(found.tuned, "wer")
@@ -143,7 +147,7 @@ def tiles(found: Findings) -> list[tuple[str, str, str]]:
             shown.append(("Parameters", f"{training.parameters:,}", ""))
     train = next((size for size in found.sizes if size.name == "train"), None)
     if train is not None:
-        more = f"{train.utterances:,} utterances"
+        more = counted(train.utterances, "utterance", ",")
         shown.append(("Speech, train", duration(train.seconds).text, more))
     return shown
 
@@ -299,10 +303,23 @@ def all_tables(found: Findings) -> dict[str, Table]:
         "graphs": _graphs(found),
         "data": table("Data sets", columns, sizes),
         "stages": _stages(found),
+        "inputs": table(
+            "Inputs", ("option", "path"), [[f"--{name}", path] for name, path in found.inputs.items()]
+        ),
+        "runs": _runs(found),
         "versions": table("Versions", ("package", "version"), list(run.versions.items()) if run else []),
         "config": table("Configuration", ("option", "value"), options),
     }
     return {name: one for name, one in made.items() if one.rows}
+
+
+def _runs(found: Findings) -> Table:
+    """Every call, oldest first: one that goes on where another stood has other stages and another command."""
+    rows: list[Row] = [
+        [moment(one.time), " ".join(one.stages), " ".join(one.command)]
+        for one in (found.stages.runs if found.stages else ())
+    ]
+    return table("Calls", ("begun", "stages", "command"), rows)
 
 
 def _epochs(found: Findings) -> Table:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fsachain.errors import counted
+
 # A network without progress stays within this share of its first objective; one that learns halves it in a few epochs.
 LITTLE_PROGRESS = 0.05
 POOR_OBJF = -0.1  # per frame; above, there is little left to learn
@@ -65,7 +67,7 @@ def unseen_advice(floored: int, utterances: int) -> str | None:
     if not utterances or floored <= MOST_UNSEEN * utterances:
         return None
     return (
-        f"{floored} of {utterances} utterances of the development set have phone n-grams that training lacks: the phone "
-        "language model knows the training text by heart; try a lower phone_lm.ngram_order (fsachain config --for DATA "
+        f"{floored} of {counted(utterances, 'utterance')} of the development set have phone n-grams that training lacks: the "
+        "phone language model knows the training text by heart; try a lower phone_lm.ngram_order (fsachain config --for DATA "
         "compares them)"
     )

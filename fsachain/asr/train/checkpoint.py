@@ -150,7 +150,7 @@ def check_header_size(path: str | Path) -> None:
     with Path(path).open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
     if length > MAX_HEADER_BYTES:
-        raise ValueError(f"a header of {length} bytes; expected at most {MAX_HEADER_BYTES}")
+        raise ValueError(f"a header of {counted(length, 'byte')}; expected at most {MAX_HEADER_BYTES}")
 
 
 def checksum_of(tensors: Mapping[str, torch.Tensor], header: str = "") -> str:
@@ -257,7 +257,11 @@ class Identity:
             jumps = [
                 f"{name} was {was:.3g}, is {new[name]:.3g}" for name, was in old.items() if was != new[name]
             ]
-            why = f"of the next step {', '.join(jumps)}" if jumps else f"{epoch} epochs are done"
+            why = (
+                f"of the next step {', '.join(jumps)}"
+                if jumps
+                else f"{counted(epoch, 'epoch', verb='are')} done"
+            )
             told = [
                 f"{told[0]}, but {why}; expected constant schedules (train.schedule.decay: constant) and more epochs, or a "
                 "new training that begins with this model (network.init_from)"
@@ -267,7 +271,7 @@ class Identity:
 
 def _set_fact(source: Source) -> str:
     digest = hashlib.sha256(json.dumps(source.fingerprint()).encode()).hexdigest()
-    return f"{source.num_utterances} utterances, {digest[:12]}"
+    return f"{source.num_utterances} utterances, {digest[:12]}"  # compared with what older versions wrote
 
 
 def process_seed(seed: int, step: int, rank: int) -> int:

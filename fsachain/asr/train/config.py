@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fsachain.asr.train.schedule import Schedule, ScheduleConfig, Scheduled, scheduled, values_of
-from fsachain.errors import ConfigError, check_choices, check_range, require
+from fsachain.errors import ConfigError, check_choices, check_range, counted, require
 
 OPTIMIZERS = ("adam", "adamw", "nadam", "radam", "adamax", "sgd")
 Config = TypeVar("Config")
@@ -229,7 +229,7 @@ def _convert(hint: Any, value: Any, place: str) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{place}: expected a list, got {value!r}")
         if arguments[-1] is not Ellipsis and len(value) != len(arguments):
-            raise ConfigError(f"{place}: expected {len(arguments)} values, got {len(value)}")
+            raise ConfigError(f"{place}: expected {counted(len(arguments), 'value')}, got {len(value)}")
         kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
         return tuple(_convert(kind, item, place) for kind, item in zip(kinds, value, strict=True))
     if origin is dict:
@@ -273,12 +273,32 @@ def load_yaml(path: str | Path) -> dict[str, Any]:
         raise
     except (OSError, ValueError, yaml.YAMLError) as error:
         # ValueError: an impossible date, a number too long.
-        raise ConfigError(f"{path}: cannot read the options: {' '.join(str(error).split())}") from error
+        mark = getattr(error, "problem_mark", None)
+        where = str(path) if mark is None else f"{path}:{mark.line + 1}"
+        reason = getattr(error, "problem", None) if mark is not None else " ".join(str(error).split())
+        raise ConfigError(f"{where}: cannot read the options: {reason}") from error
     if table is None:
         return {}
     if not isinstance(table, dict):
         raise ConfigError(f"{path}: expected a table of options, got {type(table).__name__}")
     return table
+
+
+def option_lines(path: str | Path) -> dict[str, int]:
+    """The line of each option of a YAML file that `load_yaml` reads, by its place, such as "train.num_epochs"."""
+    yaml = require("yaml", extra="recipes")
+    lines: dict[str, int] = {}
+
+    def visit(node: Any, place: str) -> None:
+        if not isinstance(node, yaml.MappingNode):
+            return
+        for key, value in node.value:
+            name = f"{place}{key.value}"
+            lines[name] = key.start_mark.line + 1
+            visit(value, f"{name}.")
+
+    visit(yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader), "")
+    return lines
 
 
 def _refuse_bombs(yaml: Any, text: str, path: str | Path) -> None:

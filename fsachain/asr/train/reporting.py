@@ -213,7 +213,8 @@ class Reporter:
         state.bad_in_a_row += 1
         if state.bad_in_a_row >= self._config.max_bad_batches:
             raise DivergedError(
-                f"{state.bad_in_a_row} batches in a row were not finite (train.max_bad_batches); the last, {names}: "
+                f"{counted(state.bad_in_a_row, 'batch')} in a row were not finite (train.max_bad_batches); "
+                f"the last, {names}: "
                 f"{diagnosis}"
             )
 

@@ -68,7 +68,7 @@ def fault_of(example: Example, need: float, output_lengths: OutputLengths) -> Fa
         return None
     if np.isinf(need):
         return Fault(example.id, "its numerator has no path", "no path")
-    reason = f"needs {need:.0f} output frames, has {have}"
+    reason = f"needs {counted(need, 'output frame', '.0f')}, has {have}"
     if example.window is None:
         words, frames = counted(len(example.words), "word"), counted(example.num_frames, "frame")
         reason += f": {words} in {frames} of features"

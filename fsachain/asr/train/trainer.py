@@ -6,7 +6,7 @@ import ctypes
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from fsachain.asr.train.step import EpochSums, StepOutcome, Stepper
 from fsachain.asr.train.stopping import MESSAGE, StoppedError, StopRequest
 from fsachain.asr.train.world import World
 from fsachain.backends import arrays
-from fsachain.errors import ConfigError, brief
+from fsachain.errors import ConfigError, brief, counted
 from fsachain.files import locked
 from fsachain.table import TransitionTable
 
@@ -159,6 +159,7 @@ class Trainer:
         *,
         left_out: Sequence[Fault] = (),
         facts: Mapping[str, Any] | None = None,
+        check: Callable[[Sequence[Fault]], None] | None = None,
     ) -> TrainResult:
         """Run all epochs that are left, make the final model of the last ones, evaluate.
 
@@ -168,6 +169,7 @@ class Trainer:
             left_out: utterances that are in no source because something is wrong with them; they are reported with
                 those that the sources exclude.
             facts: more values, by name, for the `start` event of train.jsonl.
+            check: called with the utterances that the sources exclude, before the first epoch and after each; it may raise.
 
         Raises:
             DataError: some utterances cannot be used and `config.bad_data` is "stop"; or no checkpoint is sound.
@@ -197,8 +199,10 @@ class Trainer:
                 else:
                     self._state = state
                     self._reporter.resumed(state)
-                known = (*left_out, *source.excluded, *(dev_source.excluded if dev_source else ()))
+                known = (*left_out, *_excluded(source, dev_source))
                 self._reporter.start(self.model, source, known, facts or {})
+                self._check_excluded = check or (lambda excluded: None)
+                self._check_excluded(_excluded(source, dev_source))
                 while self._state.epoch < config.num_epochs:
                     self._run_epoch(source, dev_source)
                 return self._finish(source, dev_source)
@@ -273,7 +277,8 @@ class Trainer:
         state.batch = 0
         state.sums = EpochSums()
         self._checkpoints.save(state)
-        self._reporter.left_out(source.excluded + (dev_source.excluded if dev_source else ()))
+        self._reporter.left_out(_excluded(source, dev_source))
+        self._check_excluded(_excluded(source, dev_source))
         if self.world.any(self._stop.requested):
             raise StoppedError(MESSAGE)
 
@@ -324,10 +329,14 @@ class Trainer:
         best = self._state.best_epoch
         self._reporter.write("end", dev=dev, averaged=size, **facts, best_epoch=best)
         if dev is not None:
-            made = f"mean of {size} epochs" if size > 1 else "that of the last epoch"
-            among = f", the best of {len(objf)} candidates" if objf else ""
+            made = f"mean of {counted(size, 'epoch')}" if size > 1 else "that of the last epoch"
+            among = f", the best of {counted(len(objf), 'candidate')}" if objf else ""
             self.progress.message(f"final model, {made}{among}: dev objf {dev['objf']:.4f}")
         return TrainResult(tuple(self._state.epochs), dev, self._reporter.faults, path)
+
+
+def _excluded(source: Source, dev_source: Source | None) -> tuple[Fault, ...]:
+    return source.excluded + (() if dev_source is None else dev_source.excluded)
 
 
 _MUCH_WORSE = 1.5

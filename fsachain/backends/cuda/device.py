@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fsachain.backends.cuda.memory import Block, CupyBlock, Memory, TorchBlock, pieces, resident, upload
-from fsachain.errors import BackendUnavailable
+from fsachain.errors import BackendUnavailable, counted
 from fsachain.kernels import read_unit
 
 C_TYPES = {
@@ -247,7 +247,7 @@ class Device:
             most = _at_once(kernel, self.index, block, shared_bytes)
             if x * y > most:
                 raise BackendUnavailable(
-                    f"kernel {kernel.name} needs {x * y} blocks of {block} threads at once; "
+                    f"kernel {kernel.name} needs {counted(x * y, 'block')} of {counted(block, 'thread')} at once; "
                     f"device {self.index} runs at most {most}"
                 )
             self._driver.launchCooperativeKernel(function.pointer, *launch)
@@ -426,8 +426,9 @@ def _clusters_at_once(function: int, cluster: int, block: int, shared_bytes: int
     )
     if status:
         raise BackendUnavailable(
-            f"cuOccupancyMaxActiveClusters gives CUDA error {status} for clusters of {cluster} blocks of {block} threads "
-            f"with {shared_bytes} bytes of shared memory"
+            f"cuOccupancyMaxActiveClusters gives CUDA error {status} for clusters of "
+            f"{counted(cluster, 'block')} of {counted(block, 'thread')} "
+            f"with {counted(shared_bytes, 'byte')} of shared memory"
         )
     return count.value
 

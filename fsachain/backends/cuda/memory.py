@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import BackendUnavailable
+from fsachain.errors import BackendUnavailable, counted
 
 # Pinned bytes set apart for the transfers of captures, in which none can be had: lengths and the like, a few KB a step.
 RESERVE_BYTES = 1 << 20
@@ -156,7 +156,8 @@ class _Staging:
             room = RESERVE_BYTES - first if self._reserves else 0
             if num_bytes > room:
                 raise BackendUnavailable(
-                    f"a CUDA graph is being captured: {num_bytes} bytes from the host, room for {room}; expected the same "
+                    f"a CUDA graph is being captured: {counted(num_bytes, 'byte')} from the host, room for "
+                    f"{room}; expected the same "
                     "call to have run before the capture, and graphs captured with less"
                 )
             self._reserved += -(-num_bytes // ALIGNMENT) * ALIGNMENT
