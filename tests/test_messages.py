@@ -32,6 +32,7 @@ OF_OTHERS = {
     "std",
     "reorder",
     "utt",
+    "center",
 }
 FILES = {"fst", "jsonl", "npz"}  # endings of names such as train.jsonl
 # The names of modules of the package, such as loss.ctc, stand in one file.
