@@ -144,7 +144,8 @@ class Fsa:
             pictures = import_module(_PICTURES)
         except ModuleNotFoundError:  # in an installation of the library alone
             return None
-        return pictures.graph_svg(self)  # type: ignore[no-any-return]
+        drawing: str | None = pictures.graph_svg(self)
+        return drawing
 
     def min_frames(self) -> float:
         """Arcs on the shortest path from the start to a final state; `math.inf` where there is none."""

@@ -279,7 +279,7 @@ def describe_transducer(fst: Transducer) -> str:
         f"transducer: {counted(fst.num_states, 'state')}, {finals} of them final, {counted(len(fst.src), 'arc')}\n"
         f"{counted(labels[0], 'input label')}, {counted(labels[1], 'output label')}\n"
         f"{counted(int(silent_in.sum()), 'arc')} without input label, {silent_out.sum()} without output label, "
-        f"{(silent_in & silent_out).sum()} without both; {counted(loops, 'self-loop')}"
+        f"{(silent_in & silent_out).sum()} without both; {counted(int(loops), 'self-loop')}"
     )
 
 

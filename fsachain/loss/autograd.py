@@ -166,7 +166,7 @@ class Operator:
         # A class of its own, under whose name torch.profiler shows the node and its backward.
         node = type(self._shown, (_Node,), {})
         # What `apply` itself calls once it has found no transform, as `__call__` has by then, or at one level of one.
-        self._apply: Any = super(torch.autograd.Function, node).apply
+        self._apply: Any = super(torch.autograd.Function, node).apply  # type: ignore[misc]
         self.registered = Registered(
             *(name, types, num_results),
             *(lambda inputs: self.kernel(self._packed(inputs)), self._fake_of(fake), self._differentiate),

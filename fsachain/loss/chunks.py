@@ -184,7 +184,7 @@ def _check_known(logits: Tensor, known: Sequence[Tensor]) -> None:
                 f"joiner depends on a tensor of shape {list(leaf.shape)} that needs a gradient and is not one of its "
                 "module's parameters; expected all of them as parameters=[...]"
             )
-        nodes += [edge for edge in node.next_functions if edge[0] is not None]
+        nodes += [(below, index) for below, index in node.next_functions if below is not None]
 
 
 def _real(values: Tensor, lengths: Tensor) -> Tensor:

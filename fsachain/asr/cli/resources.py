@@ -243,11 +243,12 @@ def with_resources(
 ) -> Any:
     """The default of a command's parameter `resources`: gives it the options of these names, and what they say.
 
-    Names are those of `RESOURCE_OPTIONS`, in the order of `--help`; "bad_data" brings "allow_left_out". With "bad_data" the data sets `data` and `dev` and the
-    transcripts `text` come read, the faults are printed at the command's end and written to `faults.jsonl` in the folder of
-    its argument `out`, or beside that where it is a file (`beside`), and `LeftOutError` is raised. Of a command without
-    `out` they stand beside the first of the arguments `files` that is given, else in the working directory. Words are
-    without the marks around them that the lexicon of the argument `lang` lacks, unless `as_written`.
+    Names are those of `RESOURCE_OPTIONS`, in the order of `--help`; "bad_data" brings "allow_left_out". With "bad_data" the
+    command gets the data sets `data` and `dev` and the transcripts `text` read. At its end the faults are printed and
+    written to `faults.jsonl`, and `LeftOutError` is raised. That file lies in the folder of the argument `out`, or next to
+    `out` if that is a file (`beside`). For a command without `out` it lies next to the first of the arguments `files` that
+    is set, else in the working directory. Marks at the edges of words that the lexicon of the argument `lang` lacks are
+    taken off, unless `as_written`.
     """
     if "bad_data" in names:
         place = names.index("bad_data") + 1

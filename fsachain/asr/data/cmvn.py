@@ -332,8 +332,8 @@ class SlidingCmvn:
         stops = np.minimum(starts + self.window, known)
         self._returned = end
         parts = [kept[:0]]
-        for rows, counted, first in self._runs(kept, starts, stops):
-            parts.append(self._run(kept, frames[rows], counted, first, starts[rows], stops[rows]))
+        for rows, counts, first in self._runs(kept, starts, stops):
+            parts.append(self._run(kept, frames[rows], counts, first, starts[rows], stops[rows]))
         return np.concatenate(parts)
 
     def _runs(

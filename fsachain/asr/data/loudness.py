@@ -16,12 +16,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 LOUD_FRAMES = 10  # every word has a vowel of 0.1 s; most clicks are shorter
-SPEECH_RANGE = 2.0 * math.log(
-    10.0
-)  # nats of energy, 20 dB: vowels and most consonants, and no quieter background
-LEVEL_STEP = (
-    0.25  # nats to which the loud level is rounded down, so that it rarely changes while a window moves
-)
+# Nats of energy, 20 dB: vowels and most consonants, and no quieter background.
+SPEECH_RANGE = 2.0 * math.log(10.0)
+# Nats to which the loud level is rounded down, so that it rarely changes while a window moves.
+LEVEL_STEP = 0.25
 # Log energy below which there is no signal. Zeros have log(1.19e-7) = -15.94 in Kaldi, whatever the scale of samples; a
 # constant offset leaves up to -15.4 of rounding.
 NO_SIGNAL = -15.0
@@ -91,14 +89,20 @@ def without_signal(features: NDArray[np.float32], loudness: Loudness | None) -> 
         return loudness.levels(features) < NO_SIGNAL
     lowest = features[:, 0] <= NO_SIGNAL
     others = features[:, 1:]
-    return lowest & ((others <= NO_SIGNAL) | (np.abs(others) <= ZERO_CEPSTRUM)).all(axis=1)
+    silent: NDArray[np.bool_] = lowest & ((others <= NO_SIGNAL) | (np.abs(others) <= ZERO_CEPSTRUM)).all(
+        axis=1
+    )
+    return silent
 
 
 def whole_signal(features: NDArray[np.float32], loudness: Loudness | None) -> NDArray[np.bool_]:
     """Whether each frame of features [T, F] is no digital silence and none lies within `REACH` frames."""
     silent = without_signal(features, loudness)
     padded = np.pad(silent, REACH)
-    return ~sliding_window_view(padded, 2 * REACH + 1).any(axis=1) if len(silent) else ~silent
+    if not len(silent):
+        return ~silent
+    near = np.asarray(sliding_window_view(padded, 2 * REACH + 1).any(axis=1))
+    return ~near
 
 
 def columns_of_level(features: NDArray[np.float32], loudness: Loudness | None) -> NDArray[np.float32]:
@@ -111,7 +115,7 @@ def columns_of_level(features: NDArray[np.float32], loudness: Loudness | None) -
     return np.where(features <= NO_SIGNAL, 1.0, 0.0).astype(np.float32)
 
 
-def least_level(ranked: Sequence[float]) -> float:
+def least_level(ranked: Sequence[float] | NDArray[np.float32]) -> float:
     """The level from which on frames count as speech, of the rising levels of all frames with a signal; inf without any."""
     if not len(ranked):
         return math.inf

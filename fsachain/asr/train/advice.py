@@ -67,7 +67,7 @@ def unseen_advice(floored: int, utterances: int) -> str | None:
     if not utterances or floored <= MOST_UNSEEN * utterances:
         return None
     return (
-        f"{floored} of {counted(utterances, 'utterance')} of the development set have phone n-grams that training lacks: "
-        "the phone language model knows the training text by heart; try a lower phone_lm.ngram_order (fsachain config "
-        "--for DATA compares them)"
+        f"{floored} of {counted(utterances, 'utterance')} of the development set have phone n-grams that training "
+        "lacks: the phone language model knows the training text by heart; try a lower phone_lm.ngram_order (fsachain "
+        "config --for DATA compares them)"
     )

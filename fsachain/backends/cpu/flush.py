@@ -85,4 +85,4 @@ class _ArmState:
         self._builder.asm(kind, "msr fpcr, $0", "r,~{memory}", [value], side_effect=True)
 
 
-_STATES = {"x86_64": _X86State, "AMD64": _X86State, "aarch64": _ArmState, "arm64": _ArmState}
+_STATES: dict[str, Any] = {"x86_64": _X86State, "AMD64": _X86State, "aarch64": _ArmState, "arm64": _ArmState}
