@@ -24,7 +24,7 @@ POSIX_PARTS = (
         "geteuid",
         "killpg",
     ),
-    *("O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK"),
+    *("O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW"),  # O_NONBLOCK stays: filelock has its own way on Windows
 )
 
 

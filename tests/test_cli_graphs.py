@@ -170,7 +170,7 @@ def test_graphs_as_text_and_other_fsts_are_described(fsachain, tmp_path):
     fsachain.ok("equivalent graph.txt graph.txt --semiring log")
     (tmp_path / "lexicon.txt").write_text("0 1 0 0 0.5\n0 1 3 0\n1 1 4 7 0.7\n1 1 5 0\n1\n")
     assert fsachain.ok("info lexicon.txt").out == (
-        "transducer: 2 states, 1 of them final, 4 arcs\n3 input labels, 1 output labels\n"
+        "transducer: 2 states, 1 of them final, 4 arcs\n3 input labels, 1 output label\n"
         "1 arc without input label, 3 without output label, 1 without both; 2 self-loops\n"
     )
     (tmp_path / "tree").write_text("ContextDependency")

@@ -401,7 +401,7 @@ def test_num_minus_den_is_met_per_frame_at_every_scale(scale, dtype):
     close(-output.grad.double(), (num.occupancy - den.occupancy) / sum(LENGTHS), limit)
 
 
-def test_a_call_comes_to_its_first_kernel_through_ninety_functions_of_ten_files(monkeypatch):
+def test_a_call_comes_to_its_first_kernel_through_a_hundred_functions_of_eleven_files(monkeypatch):
     """What a profile counts as calls, generated constructors of tuples among them, in the third call.
 
     Without those that ask for free memory, every tenth of a second.
@@ -424,4 +424,4 @@ def test_a_call_comes_to_its_first_kernel_through_ninety_functions_of_ten_files(
         finally:
             sys.setprofile(None)
     first = called.index((f"{folder}/backends/cpu/backend.py", "_run_segments"))
-    assert first <= 90 and len({name for name, _ in called[:first]} - {"<string>"}) <= 10
+    assert first <= 100 and len({name for name, _ in called[:first]} - {"<string>"}) <= 11

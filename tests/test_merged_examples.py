@@ -14,7 +14,7 @@ from random_graphs import graphs
 
 from fsachain.asr.data.kaldi_examples import read_examples
 from fsachain.asr.kaldi.examples import split_merged
-from fsachain.errors import DataError
+from fsachain.errors import DataError, counted
 from fsachain.fsa import Fsa, input_fsa
 from fsachain.graph.transducer import remove_epsilons
 from fsachain.openfst import Transducer
@@ -93,7 +93,7 @@ def test_sequences_that_depend_on_each_other_are_refused(src, dst, pdf, log_prob
 @pytest.mark.parametrize("sequences", [1, 3])
 def test_paths_of_another_length_are_refused(sequences):
     fsa = Fsa(3, [0, 1], [1, 2], [0, 0], np.zeros(2), [-np.inf, -np.inf, 0.0])
-    with pytest.raises(DataError, match=f"paths of other lengths; expected {sequences} frames"):
+    with pytest.raises(DataError, match=f"paths of other lengths; expected {counted(sequences, 'frame')}"):
         split_merged(fsa, sequences, 1)
 
 

@@ -26,6 +26,7 @@ from fsachain import (
     estimate_phone_lm,
     forward_backward,
 )
+from fsachain.errors import counted
 from fsachain.graph.supervision import (
     AlignedPhone,
     build_supervision,
@@ -255,7 +256,7 @@ def test_windows_have_one_width_cover_every_frame_and_share_the_overlap(num_fram
 
 def test_windows_that_cannot_cover_their_utterance_are_refused():
     for num_frames, count in ((0, 1), (21, 2)):
-        told = f"{count} chunks of 10 frames do not cover an utterance of {num_frames} frames"
+        told = f"{counted(count, 'chunk')} of 10 frames cannot cover an utterance of {num_frames} frames"
         refuses(GraphError, told, chunk_windows, num_frames, 10, count)
 
 

@@ -229,6 +229,10 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     assert status == EXIT_USER_ERROR and "train.bad_data is 'stop'" in err
     assert not (model / "model.safetensors").exists()
     status, _, err = fsachain(training)
+    assert status == EXIT_USER_ERROR, err
+    assert "training set: 3 of 5 utterances (60 %) would be left out, more than the 50 %" in err
+    training = f"{training} --allow-left-out 0.9"
+    status, _, err = fsachain(training)
     assert status == 3, err
     log = [event for event in read_log(model / "train.jsonl") if event["event"] == "start"][-1:]
     assert {entry["id"]: entry["kind"] for entry in log[0]["excluded"]} == {
@@ -248,9 +252,7 @@ def test_a_training_leaves_bad_utterances_out_and_lists_them(fsachain, training,
     status, _, err = fsachain(training)
     last = err.splitlines()[-1]
     assert status == EXIT_USER_ERROR and err.count("error: ") == 1
-    assert last.startswith(
-        "error: training set: no utterance is left; the first: utterance 'u6': word 'maybe'"
-    )
+    assert last.startswith("error: training set: no utterance is left: 4 x missing file, 1 x unknown word;")
 
 
 def test_where_nothing_can_be_read_the_faults_are_told(fsachain, corpus):

@@ -412,7 +412,7 @@ def chunk_windows(num_frames: int, width: int, count: int) -> list[tuple[int, in
     """
     if num_frames < 1 or count * width < num_frames:
         raise GraphError(
-            f"{counted(count, 'chunk')} of {counted(width, 'frame')} do not cover an utterance of "
+            f"{counted(count, 'chunk')} of {counted(width, 'frame')} cannot cover an utterance of "
             f"{counted(num_frames, 'frame')}"
         )
     if num_frames <= width:

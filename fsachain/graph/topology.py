@@ -70,7 +70,7 @@ class Topology:
 
     def __repr__(self) -> str:
         states = counted(len(self.states), "state")
-        classes = "1 pdf class" if self.num_pdf_classes == 1 else f"{self.num_pdf_classes} pdf classes"
+        classes = counted(self.num_pdf_classes, "pdf class")
         return f"Topology({states} with {classes}, blank={self.blank!r})"
 
     @property

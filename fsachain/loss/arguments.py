@@ -224,6 +224,8 @@ def as_labels(values: Any, name: str) -> tuple[Any, list[int] | None]:
     """
     if not isinstance(values, (list, tuple)) or not values or not all(map(_is_sequence, values)):
         return values, None
+    if _are_alike(values):
+        return values, None
     rows = [as_tensor(row, name=f"{name}[{n}]") for n, row in enumerate(values)]
     for n, row in enumerate(rows):
         if row.ndim != 1:
@@ -238,6 +240,11 @@ def as_labels(values: Any, name: str) -> tuple[Any, list[int] | None]:
     return nn.utils.rnn.pad_sequence(rows, batch_first=True), counts
 
 
+def _are_alike(rows: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether the rows are lists of one length, which is how a tensor [N, U] is written."""
+    return all(isinstance(row, (list, tuple)) and len(row) == len(rows[0]) for row in rows)
+
+
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or (isinstance(value, (Tensor, np.ndarray)) and value.ndim > 0)
 
@@ -248,7 +255,7 @@ def check_counts(counts: list[int] | None, lengths: Tensor, name: str, lengths_n
         return  # what is told of shapes names another error
     for n, (length, count) in enumerate(zip(lengths.tolist(), counts, strict=True)):
         if length > count:
-            raise ShapeError(f"{lengths_name}[{n}] = {length}; {name}[{n}] has {count} labels")
+            raise ShapeError(f"{lengths_name}[{n}] = {length}; {name}[{n}] has {counted(count, 'label')}")
 
 
 def check_topology(rnnt_type: str) -> None:

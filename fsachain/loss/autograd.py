@@ -68,7 +68,7 @@ def is_batched(factor: Tensor) -> bool:
 
 def refuse_jit_trace() -> None:
     """Raise in `torch.jit.trace`, to which lengths, and with them losses, would be constants."""
-    if _is_traced():
+    if not torch.compiler.is_compiling() and _is_traced():
         raise RuntimeError(
             "fsachain has no losses under torch.jit.trace; expected torch.export.export or torch.compile"
         )

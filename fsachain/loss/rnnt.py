@@ -19,7 +19,7 @@ from fsachain.backends import arrays, dispatch
 from fsachain.backends.cuda import backend as cuda
 from fsachain.backends.dispatch import BackendName
 from fsachain.backends.grid_call import Grid, Placed
-from fsachain.errors import ConfigError, ShapeError, brief, warn_once
+from fsachain.errors import ConfigError, ShapeError, brief, counted, warn_once
 from fsachain.fsa import Ints
 from fsachain.graph.forgive import Forgiveness, check_forgiveness
 from fsachain.grid import TOPOLOGIES, GridArc, GridBatch, RnntType, Rows, num_cells
@@ -189,9 +189,9 @@ def _tell_cut_off(call: RnntCall, n: int) -> None:
     frames, labels, s_range = int(call.frames[n]), int(call.labels[n]), call.ranges.shape[2]
     warn_once(
         "pruned",
-        f"rnnt_loss_pruned: the loss of sequence {n} is inf: no path of its {labels} labels and {frames} frames stays "
-        f"within ranges of {s_range} labels, or its logits forbid all; expected what "
-        "get_rnnt_prune_ranges makes of the same boundary, and for rnnt_type='modified' no more labels than frames",
+        f"rnnt_loss_pruned: the loss of sequence {n} is inf: no path of its {counted(labels, 'label')} and "
+        f"{counted(frames, 'frame')} stays within ranges of {counted(s_range, 'label')}, or its logits forbid all; expected "
+        "what get_rnnt_prune_ranges makes of the same boundary, and for rnnt_type='modified' no more labels than frames",
         UserWarning,
     )
 

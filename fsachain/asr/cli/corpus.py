@@ -344,11 +344,10 @@ class Kept:
         lines = [line_of(self._head)]
         for one in alignments:
             row = one.to_dict() | {"text": " ".join(one.transcript)} | self._made_of[one.utterance]
-            times, before = (
-                {tier: _times(found, tier) for tier in TIERS}
-                for found in (one, between_frames[one.utterance])
-            )
-            lines.append(line_of(row if times == before else row | {"between_frames": before}))
+            before = between_frames[one.utterance]
+            if any(_times(one, tier) != _times(before, tier) for tier in TIERS):
+                row |= {"between_frames": {tier: _entries(before, tier) for tier in TIERS}}
+            lines.append(line_of(row))
         write_text(self.path, "".join(lines))
 
 
@@ -360,21 +359,24 @@ def _times(alignment: Alignment, tier: str) -> list[list[float]]:
     return [[entry.start, entry.end] for entry in getattr(alignment, tier)]
 
 
+def _entries(alignment: Alignment, tier: str) -> list[list[Any]]:
+    """Start, end, label and confidence of each entry. Refined times may have other pauses, so labels are kept too."""
+    return [[entry.start, entry.end, entry.label, entry.confidence] for entry in getattr(alignment, tier)]
+
+
 def _between_frames(row: Mapping[str, Any]) -> Alignment:
     """The alignment of a line of aligned.jsonl as it was found: in the lexicon's words, with times between frames."""
-    found = Alignment.from_dict(row)
-    times = row.get("between_frames", {tier: _times(found, tier) for tier in TIERS})
-    tiers: dict[str, Any] = {}
-    for tier in TIERS:
-        entries = getattr(found, tier)
-        labels = [entry.label for entry in entries]
-        if tier == "words" and found.normalised:
-            labels = list(found.normalised)
-        tiers[tier] = tuple(
-            CtmEntry.between(entry.utterance, start, end, label, entry.confidence)
-            for entry, label, (start, end) in zip(entries, labels, times[tier], strict=True)
-        )
-    return replace(found, normalised=(), transcript=(), **tiers)
+    alignment = Alignment.from_dict(row)
+    tiers = row.get("between_frames")
+    if tiers is None:
+        tiers = {tier: _entries(alignment, tier) for tier in TIERS}
+        if alignment.normalised:
+            words = zip(tiers["words"], alignment.normalised, strict=True)
+            tiers["words"] = [[start, end, label, sure] for (start, end, _, sure), label in words]
+    as_found: dict[str, Any] = {
+        tier: tuple(CtmEntry.between(alignment.utterance, *entry) for entry in tiers[tier]) for tier in TIERS
+    }
+    return replace(alignment, normalised=(), transcript=(), **as_found)
 
 
 def align_all(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsachain.errors import DataError
+from fsachain.errors import DataError, counted
 
 OPEN, OR, CLOSE, NOTHING = "{", "/", "}", "@"
 DEEPEST = 32  # alternatives inside alternatives
@@ -313,8 +313,8 @@ def align_graphs(
     num_cells = len(reference.words) * len(hypothesis.words)
     if num_cells > _MOST_CELLS:
         raise DataError(
-            f"utterance {name!r}: {len(reference.words) - 1} words against {len(hypothesis.words) - 1} are too many for "
-            "one alignment; cut the recording into utterances, or give the reference as STM"
+            f"utterance {name!r}: {counted(len(reference.words) - 1, 'word')} against {len(hypothesis.words) - 1} are too "
+            "many for one alignment; cut the recording into utterances, or give the reference as STM"
         )
     ids: dict[str, int] = {}
     ref = _side(reference, costs, ids, markup, markup and optional, fragments)

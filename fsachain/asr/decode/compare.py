@@ -13,7 +13,7 @@ import numpy as np
 
 from fsachain.asr.decode.ctm import CtmEntry, by_utterance, read_ctm
 from fsachain.asr.decode.textgrid import read_textgrid
-from fsachain.errors import DataError, counted, require
+from fsachain.errors import DataError, brief, counted, require
 from fsachain.fsa import Floats
 from fsachain.graph.lexicon import bare
 
@@ -70,6 +70,8 @@ class TierTimes:
     pairs: tuple[TimeDifference, ...]
     num_reference: int
     num_hypothesis: int
+
+    __repr__ = brief
 
     @property
     def starts(self) -> Floats:
@@ -135,6 +137,8 @@ class TimesReport:
     tiers: Mapping[str, TierTimes]
     only_reference: tuple[str, ...] = ()
     only_hypothesis: tuple[str, ...] = ()
+
+    __repr__ = brief
 
     def to_dict(self, count: int = WORST) -> dict[str, Any]:
         """The report for JSON; see `TierTimes.to_dict`."""

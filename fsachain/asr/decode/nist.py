@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from fsachain.asr.decode.alternatives import CLOSE, OPEN, OR, markup_tokens
 from fsachain.asr.decode.equivalence import fold_case
 from fsachain.asr.decode.wer import Scoring, read_text
-from fsachain.errors import DataError, brief, check_choices
+from fsachain.errors import DataError, brief, check_choices, counted
 from fsachain.files import text_lines, write_text
 
 Format = Literal["txt", "trn", "stm", "ctm"]
@@ -132,7 +132,7 @@ def read_stm(path: str | PathLike[str]) -> list[StmSegment]:
     for where, fields in _rows(path):
         if len(fields) < 5:
             raise DataError(
-                f"{where}: expected recording, channel, speaker, start, end and words, got {len(fields)} fields"
+                f"{where}: expected recording, channel, speaker, start, end and words, got {counted(len(fields), 'field')}"
             )
         recording, channel, speaker = fields[:3]
         start, end = (
@@ -175,7 +175,7 @@ def read_nist_ctm(path: str | PathLike[str]) -> list[CtmWord]:
         if len(fields) not in (5, 6):
             raise DataError(
                 f"{where}: expected recording, channel, start, duration, word and perhaps a confidence, "
-                f"got {len(fields)} fields"
+                f"got {counted(len(fields), 'field')}"
             )
         recording, channel, start, duration, word = fields[:5]
         if mark := _TAGS.get(word.upper()):
@@ -256,8 +256,8 @@ def words_in_segments(
     if unknown:
         recording, channel = unknown[0]
         raise DataError(
-            f"hypotheses: {len(heard[unknown[0]])} words of recording {recording!r}, channel {channel!r}, which the "
-            "references lack"
+            f"hypotheses: {counted(len(heard[unknown[0]]), 'word')} of recording {recording!r}, channel {channel!r}, "
+            "which the references lack"
         )
     taken: list[list[str]] = [[] for _ in segments]
     for name, group in numbers.items():

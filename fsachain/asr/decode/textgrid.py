@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsachain.errors import DataError
+from fsachain.errors import DataError, counted
 from fsachain.files import parse_json
 
 INTERVALS, POINTS = "IntervalTier", "TextTier"
@@ -149,7 +149,9 @@ def read_textgrid(path: str | Path) -> list[Tier]:
 def _text_of(path: Path) -> str:
     try:
         if path.stat().st_size > _LARGEST:
-            raise DataError(f"{path}: {path.stat().st_size} bytes; expected at most {_LARGEST} of a TextGrid")
+            raise DataError(
+                f"{path}: {counted(path.stat().st_size, 'byte')}; expected at most {_LARGEST} of a TextGrid"
+            )
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error

@@ -312,7 +312,9 @@ class BoundaryModel:
             )
         silence = str(found.get("silence", ""))
         if silence and silence not in phones:
-            raise DataError(f"{path}: silence is {silence!r}; expected one of its {len(phones)} phones")
+            raise DataError(
+                f"{path}: silence is {silence!r}; expected one of its {counted(len(phones), 'phone')}"
+            )
         means, precisions, log_dets, shifts = arrays
         return cls(phones, int(found["sample_rate"]), means, precisions, log_dets, shifts, silence)
 

@@ -12,7 +12,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -426,7 +426,7 @@ class StreamSource(Source):
             for copy, count in zip(corpus.copies, counts, strict=True)
         ]
         shards = [] if corpus.shard_of is None else [list(corpus.shard_of), corpus.shards_at_once]
-        return [None if change is None else asdict(change), ids, *shards]
+        return [None if change is None else to_compare(change), ids, *shards]
 
     def close(self) -> None:
         self._workers.close()

@@ -271,7 +271,8 @@ class Trainer:
         state.epochs.append({"epoch": state.epoch, "train": train, "dev": dev})
         self._reporter.epoch(state, self._schedules.values, train, dev)
         for kind, text in advice(state.epochs, self.config.num_epochs).items():
-            if kind not in self._advised:
+            is_said = kind in self._advised or (kind == "fall" and self._told_of_steps)
+            if not is_said:
                 self._advised.add(kind)
                 self._reporter.warn(text)
         state.batch = 0
