@@ -290,7 +290,7 @@ def test_labels_may_be_a_list_of_sequences_of_different_lengths(name):
 
 @pytest.mark.parametrize("name", TAKE_LABELS)
 def test_a_length_past_the_labels_of_a_list_is_refused(name):
-    refuses(ShapeError, r"\[0\] = 2; (targets|symbols)\[0\] has 1 labels", TAKE_LABELS[name], [[1], [3, 2]])
+    refuses(ShapeError, r"\[0\] = 2; (targets|symbols)\[0\] has 1 label", TAKE_LABELS[name], [[1], [3, 2]])
 
 
 @pytest.mark.parametrize("name", TAKE_LABELS)

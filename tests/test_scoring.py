@@ -241,7 +241,7 @@ def test_words_of_a_recording_that_no_segment_has_are_refused(files):
     (files / "hyp.ctm").write_text("r9 A 0.1 0.2 yes\n")
     refuses(
         DataError,
-        "1 words of recording 'R9', channel 'A', which the references lack",
+        "1 word of recording 'R9', channel 'A', which the references lack",
         read_pair,
         files / "ref.stm",
         files / "hyp.ctm",
