@@ -239,6 +239,9 @@ class DenominatorGraph:
         """A batch of `size` sequences that share this graph."""
         return TableBatch.share(self.table, size, names)
 
+    # As `torch.compiler.assume_constant_result` says it, without torch: a compiler takes the batch as it is.
+    batch._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
     def normalization_fsa(self, merge: Literal["sum", "min"] = "sum") -> Fsa:
         """The graph to compose numerators with, so that log Z of a numerator never exceeds that of the denominator.
 
