@@ -43,6 +43,7 @@ def test_an_unknown_name_is_an_attribute_error():
 
 
 def test_a_notebook_draws_what_came_from_the_package():
+    pytest.importorskip("pygraphviz")
     fsa = Fsa(2, [0], [1], [0], [0.0], [-float("inf"), 0.0])
     assert fsa._repr_svg_().startswith("<svg")
 
@@ -165,6 +166,7 @@ class Copies(TorchDispatchMode):
 
 def test_what_the_host_has_gets_to_a_device_by_memory_that_a_captured_graph_may_read_again():
     """Torch's own copies read the host's memory as it is when the graph is replayed."""
+    pytest.importorskip("cupy_backends")
     ranges = torch.zeros(2, 4, 2, dtype=torch.int64)
     calls = {
         "symbols and boundary": lambda am, lm: check_simple(lm, am, TARGETS, 0, None, "regular", 0.1),
@@ -182,6 +184,10 @@ def test_what_the_host_has_gets_to_a_device_by_memory_that_a_captured_graph_may_
             assert torch.equal(found, values) and found.data_ptr() != values.data_ptr()
 
 
+@pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split(".")[:2])) < (2, 7),
+    reason="the compiler of torch 2.4 cannot follow a module of ours",
+)
 def test_lists_of_graphs_are_to_be_packed_under_fullgraph_alone():
     """Elsewhere the compiled call goes on outside of the compiled part. A memory budget breaks no graph."""
     graphs, lengths = [left_to_right_graph(n, 3, 9) for n in range(2)], [12, 9]

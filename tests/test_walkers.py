@@ -129,6 +129,7 @@ def test_replace_and_immutability_are_those_of_dataclasses():
     assert Named(1, [], [], [], [], [0.0], name="empty").name == "empty"
 
 
+@pytest.mark.skipif(np.__version__.startswith("1."), reason="numpy 1 cannot read pickles of numpy 2")
 def test_what_was_pickled_before_is_read():
     read = pickle.loads(zlib.decompress(base64.b85decode(PICKLED)))
     for found, name in zip(read, GRAPHS, strict=True):

@@ -36,10 +36,11 @@ BEGIN, END = "<!-- rows: make test-versions ARGS=--docs -->\n", "<!-- end of row
 SHOWN = ("torch", "numpy", "scipy", "numba")  # versions in the table
 TOOLS = ("pytest>=8.0", "hypothesis>=6.100", "packaging")
 # What uses an operator of torch, a kernel of numba or a pickle, and runs in a minute or two.
-LOSSES = ("test_facade", "test_losses_alike", "test_walkers", "test_platforms")
+LOSSES = ("test_facade", "test_losses_alike", "test_walkers")
 # What the library is without its application.
 LIBRARY = (
     *LOSSES,
+    "test_platforms",
     *("test_arcs_and_states", "test_backends_agree", "test_context_tree", "test_ctc_graph", "test_ctc_lanes"),
     *("test_ctc_loss", "test_denominator_graph", "test_every_loss", "test_expand", "test_first_steps"),
     *("test_forced_align", "test_forgiving_losses", "test_fsa", "test_grammar", "test_graphs_at_hand"),
