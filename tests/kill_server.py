@@ -90,7 +90,7 @@ class Points:
         import fsachain.files as files
         from fsachain.asr.train.log import JsonLinesLog
 
-        fdopen, fsync, replace, unlink = os.fdopen, os.fsync, Path.replace, Path.unlink
+        open_path, fsync, replace, unlink = Path.open, os.fsync, Path.replace, Path.unlink
         sync_folder, write_line = files.sync_folder, JsonLinesLog.write
 
         class Halving:
@@ -132,11 +132,11 @@ class Points:
             self("half a line of the log")
             write_line(log, event, **values)
 
-        def opened(descriptor, mode, *rest):
-            file = fdopen(descriptor, mode, *rest)
-            return Halving(file) if mode == "wb" else file
+        def opened(path, mode="r", *options, **named):
+            file = open_path(path, mode, *options, **named)
+            return Halving(file) if mode == "xb" else file
 
-        os.fdopen = opened  # type: ignore[assignment]
+        Path.open = opened  # type: ignore[method-assign,assignment]
         os.fsync = around("fsync", fsync)
         Path.replace = around("rename", replace)  # type: ignore[method-assign]
         files.sync_folder = around("fsync of the folder", sync_folder)

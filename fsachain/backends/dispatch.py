@@ -49,6 +49,26 @@ def _cpu() -> Backend | str:
     return Backend(backend, log, paths, backend, ctc, grid, grid_rows, backend)
 
 
+def has_kernels_of_host() -> bool:
+    """Return whether the compiled kernels of the CPU can be used: False without numba."""
+    return not isinstance(_cpu(), str)
+
+
+def scale_rows(values: np.ndarray, factors: np.ndarray, out: np.ndarray) -> None:
+    """Write values [N, K] times factors [N] to `out`, by a compiled kernel of the CPU.
+
+    Args:
+        values: float32 or float64 [N, K], contiguous.
+        factors: float64 [N].
+        out: like `values`, which it may be.
+
+    Raises:
+        BackendUnavailable: see `has_kernels_of_host`.
+    """
+    kernels: Any = _backend("cpu").recursion
+    kernels.scale_rows(values, factors, out)
+
+
 def _backend(name: str) -> Backend:
     """The backend of this name; "cuda" has what no device computes from the host's."""
     cpu = _cpu()

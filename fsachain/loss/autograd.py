@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from fsachain.backends import arrays
-from fsachain.backends.cpu import backend as cpu
+from fsachain.backends import arrays, dispatch
 from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import Graphs, TableBatch, pack_graphs
 from fsachain.errors import BackendUnavailable, ShapeError
@@ -424,6 +423,7 @@ def _fits_kernel(values: Tensor, factors: Tensor) -> bool:
     on_host = arrays.home_of(values) == "cpu" and factors.is_cpu
     return (
         on_host
+        and dispatch.has_kernels_of_host()
         and values.is_contiguous()
         and values.numel() > 0
         and values.dtype in (torch.float32, torch.float64)
@@ -451,7 +451,7 @@ def _rows_scaled(
         out = values if in_place else torch.empty_like(values)
         rows = factors.numel()
         as_rows = (values.detach().view(rows, -1).numpy(), out.detach().view(rows, -1).numpy())
-        cpu.scale_rows(as_rows[0], factors.double().view(-1).numpy(force=True), as_rows[1])
+        dispatch.scale_rows(as_rows[0], factors.double().view(-1).numpy(force=True), as_rows[1])
         return out.detach()
     by_row = factors.to(values.dtype).view(-1, *[1] * (values.ndim - 1)) if factors.ndim else factors
     if not factors.is_cpu:

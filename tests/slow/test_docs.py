@@ -138,9 +138,9 @@ def test_ten_steps_lead_from_recordings_to_a_report(shared, tmp_path, monkeypatc
 ORDER = """
     config, spell, lang, validate, phone-lm, word-lm, estimate-arpa, arpa-lm, den-graph, num-graphs, num-tables,
     num-patterns, num-fsts, train, align, supervise, tie-tree, decode, rescore, transcribe, align-long, align-corpus,
-    suspicious, mend, keyword, export, kaldi outputs, objf, sum, minimize, equivalent, random-paths, dot, determinize, info,
-    score, tensorboard, report, plot occupancy, plot trellis, plot alignment, plot graph, plot training, plot wer,
-    kaldi show, run
+    compare-times, suspicious, mend, keyword, export, kaldi outputs, objf, sum, minimize, equivalent, random-paths, dot,
+    determinize, info, score, tensorboard, report, plot occupancy, plot trellis, plot alignment, plot graph, plot
+    training, plot wer, kaldi show, run
 """
 # On files of Kaldi's programs, which the tests of these commands make: here they are read as a command line alone.
 OF_KALDI = ["lang", "den", "phone-lm", "ctm", "egs", "supervise", "decode", "objf"]
@@ -203,6 +203,8 @@ def test_every_command_ends_in_an_example_that_runs(world, capsys):
                 assert run_command("num-graphs", split, f"graphs/{split}.npz", *found[name][3:]) == 0
         elif name == "estimate-arpa":
             shutil.copy("grammar.arpa", "large.arpa")
+        elif name == "align-corpus":
+            shutil.copytree(found[name][2], "by_hand")
     assert not failed, "\n".join(failed.values())
     for name, command in examples():
         if name not in order and name != "warmup":

@@ -483,10 +483,12 @@ def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
     repeated: list[str] = []
     for number, (name, *words) in text_lines(path):
         if name in transcripts:
-            repeated.append(f"{path}:{number}: utterance {name!r} stands in the file twice")
+            repeated.append(f"{name!r:.80} in line {number}")
         transcripts[name] = tuple(words)
     if repeated:
-        raise DataError(listed(repeated))
+        raise DataError(
+            f"{path}: utterances that the file has already: {listed(repeated)}; expected one line for each utterance"
+        )
     return transcripts
 
 

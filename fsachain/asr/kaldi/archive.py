@@ -158,7 +158,8 @@ def _read_script(path: str, read: Reader[Value]) -> Iterator[tuple[str, Value]]:
         places = [os.fspath(Path(path).parent / address), address]
         place = next(filter(_exists, places), None)
         if place is None and "|" not in address:  # commands are refused where files are opened
-            raise DataError(f"{path}:{number}: no such file: tried {' and '.join(dict.fromkeys(places))}")
+            tried = " and ".join(f"{name:.300}" for name in dict.fromkeys(places))
+            raise DataError(f"{path}:{number}: cannot be read: no such file: tried {tried}")
         try:
             yield key, _read_at(place or address, read, opened)
         except DataError as error:

@@ -75,10 +75,12 @@ class ExportedModel(nn.Module):
             mean, scale = cast(Tensor, self.mean), cast(Tensor, self.scale)
             return self._scaled(features, silent, mean[None, None], scale[None, None])
         # Padding has a level, so that only silence inside counts as such.
-        near = (
-            nn.functional.max_pool1d(silent.float()[:, None], 2 * REACH + 1, stride=1, padding=REACH)[:, 0]
-            > 0
-        )
+        # Shifted copies and not max_pool1d, which would fix T in the exported file.
+        num_frames = features.shape[1]
+        reaching = nn.functional.pad(silent, (REACH, REACH))
+        near = reaching[:, :num_frames]
+        for shift in range(1, 2 * REACH + 1):
+            near = near | reaching[:, shift : shift + num_frames]
         counted = inside & ~near
         if self.counts == "speech" and self.loudness is not None:
             counted = counted & self._has_speech(features, counted)
