@@ -208,6 +208,28 @@ def test_ranges_leave_a_path_and_never_fall(rnnt_type):
             assert ranges[n, t - 1, 0] == max(u - s_range + 1, 0)
 
 
+def test_ranges_are_widened_until_each_sequence_has_a_path():
+    """As k2 widens them: to trunc((S - 1) / T) + 2, the largest of the batch, whatever else the scores say."""
+    generator = torch.Generator().manual_seed(5)
+    for draw in range(40):
+        labels, frames = (int(torch.randint(1, 12, (), generator=generator)) for _ in range(2))
+        counts = [labels, int(torch.randint(0, labels + 1, (), generator=generator))]
+        times = [frames, int(torch.randint(1, frames + 1, (), generator=generator))]
+        boundary = [[0, 0, u, t] for u, t in zip(counts, times, strict=True)]
+        am = torch.randn(2, frames, 4, generator=generator, dtype=torch.float64)
+        lm = torch.randn(2, labels + 1, 4, generator=generator, dtype=torch.float64)
+        symbols = torch.randint(1, 4, (2, labels), generator=generator)
+        given = None if draw % 2 else boundary
+        _, grads = rnnt_loss_simple(lm, am, symbols, 0, given, return_grad=True)
+        ranges = get_rnnt_prune_ranges(*grads, given, 2)
+        spans = [(labels, frames)] * 2 if given is None else list(zip(counts, times, strict=True))
+        least = max(int((u - 1) / t) + 2 for u, t in spans)
+        assert ranges.shape[2] == min(max(2, least), labels + 1)
+        kept = lm.gather(1, ranges.reshape(2, -1, 1).expand(-1, -1, 4)).view(2, frames, -1, 4)
+        loss = rnnt_loss_pruned(am.unsqueeze(2) + kept, symbols, ranges, 0, given, reduction="none")
+        assert torch.isfinite(loss).all()
+
+
 @of_every_type
 def test_padding_of_nan_leaves_the_smoothed_loss_finite(rnnt_type):
     am, lm = am_lm(dtype=torch.float32)

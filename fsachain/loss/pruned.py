@@ -505,8 +505,18 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
     if s_range < min(least, labels + 1):
         raise ConfigError(f"s_range = {s_range}; expected {least} or more, or no path would be left")
     spans = check_boundary(boundary, size, labels, frames, px_grad.device)
+    if boundary is not None and not is_modified:
+        return widened_ranges(px_grad, py_grad, spans, s_range)
+    # Here the width is a matter of shapes and options, which a compiler knows.
     if not is_modified:
-        s_range = max(s_range, _narrowest(spans))
+        s_range = max(s_range, max(labels - 1, 0) // max(frames, 1) + 2)
+    return _ranges(px_grad, py_grad, spans, s_range)
+
+
+def _ranges(px_grad: Tensor, py_grad: Tensor, spans: Tensor, s_range: int) -> Tensor:
+    """[N, T, s_range]; s_range is cut to S + 1."""
+    labels, frames = px_grad.shape[1], py_grad.shape[2]
+    is_modified = px_grad.shape[2] == frames
     s_range = min(s_range, labels + 1)
     ends = beside(spans[:, 2:], px_grad)
     times = torch.arange(frames, device=px_grad.device)
@@ -522,11 +532,27 @@ def get_rnnt_prune_ranges(px_grad: Tensor, py_grad: Tensor, boundary: Any, s_ran
     return (rise - slack).unsqueeze(2) + torch.arange(s_range, device=px_grad.device)
 
 
+def _widened_ranges(px_grad: Tensor, py_grad: Tensor, spans: Tensor, s_range: int) -> Tensor:
+    """[N, T, s_range as widened].
+
+    An operator, because the size of its result depends on the values of `spans`, which a compiler does not know.
+    """
+    return _ranges(px_grad, py_grad, spans, max(s_range, _narrowest(spans)))
+
+
+def _fake_widened_ranges(px_grad: Tensor, py_grad: Tensor, spans: Tensor, s_range: int) -> Tensor:
+    width = torch.library.get_ctx().new_dynamic_size(min=1)
+    return spans.new_empty((px_grad.shape[0], py_grad.shape[2], width), device=px_grad.device)
+
+
 def _narrowest(spans: Tensor) -> int:
     """The s_range with which each of these [B, 4] has a regular path, whose labels rise by s_range - 1 a frame at most."""
     labels, frames = (spans[:, 2:] - spans[:, :2]).clamp(min=0).unbind(1)
     steps = (labels - 1).clamp(min=0) // frames.clamp(min=1)
     return int(steps.max()) + 2 if len(steps) else 2
+
+
+widened_ranges = Operator(_widened_ranges, _fake_widened_ranges)
 
 
 def _least_ahead(values: Tensor) -> Tensor:

@@ -2,10 +2,16 @@
 
 import pytest
 import torch
-from loss_calls import LOSSES, SCORES
+from loss_calls import LOSSES, SCORES, TARGETS
 from loss_inputs import make_graphs, make_loss, make_output
 
-from fsachain import TableBatch
+from fsachain import (
+    TableBatch,
+    do_rnnt_pruning,
+    get_rnnt_prune_ranges,
+    rnnt_loss_pruned,
+    rnnt_loss_simple,
+)
 from fsachain.loss import autograd
 
 OPERATED = sorted(set(LOSSES) - {"chunks"})
@@ -84,3 +90,46 @@ def test_a_compiled_loss_serves_batches_of_any_size_without_compiling_anew():
         assert torch.equal(call(scores, lengths, numerators), expected)
         assert loss.last_record.names == numerators.names
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def pruned_with(scores, boundary):
+    lm = scores[:, :3]
+    _, grads = rnnt_loss_simple(lm.detach(), scores.detach(), TARGETS, 0, boundary, return_grad=True)
+    ranges = get_rnnt_prune_ranges(*grads, boundary, 2)
+    return rnnt_loss_pruned(sum(do_rnnt_pruning(scores, lm, ranges)), TARGETS, ranges, 0, boundary)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_ranges_whose_width_depends_on_a_boundary_compile_into_one_graph(dynamic):
+    """One graph serves both widths: with one frame for two labels all three nodes are kept."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    call = torch.compile(pruned_with, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for frames in (4, 1, 3):
+        boundary = torch.tensor([[0, 0, 2, 4], [0, 0, 2, frames]])
+        results = []
+        for function in (pruned_with, call):
+            scores = SCORES.clone().requires_grad_()
+            value = function(scores, boundary)
+            value.backward()
+            results.append((value.detach(), scores.grad))
+        assert torch.isfinite(results[0][0])
+        torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+class Pruned(torch.nn.Module):
+    def forward(self, scores, boundary):
+        return pruned_with(scores, boundary)
+
+
+def test_exported_ranges_serve_other_frames_and_boundaries():
+    frames = torch.export.Dim("frames", min=4, max=100)
+    boundary = torch.tensor([[0, 0, 2, 4], [0, 0, 2, 4]])
+    shapes = ({1: frames}, None)
+    exported = torch.export.export(Pruned(), (SCORES, boundary), dynamic_shapes=shapes).module()
+    longer = torch.cat([SCORES, SCORES], dim=1)
+    for last in (8, 1):
+        boundary = torch.tensor([[0, 0, 2, 8], [0, 0, 2, last]])
+        expected = pruned_with(longer, boundary)
+        torch.testing.assert_close(exported(longer, boundary), expected, rtol=1e-6, atol=1e-6)
