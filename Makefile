@@ -25,7 +25,7 @@ PROMPTS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all size test-kaldi test-kills test-trainers test-versions release-check fuzz soak verify check bench bench-graphs digits prompts dialogue handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu gpu-pack gpu-report clean docs mini-librispeech
+.PHONY: help setup demo test test-library test-all size test-kaldi test-kills test-trainers test-versions release-check fuzz soak verify check bench bench-graphs digits prompts dialogue handwriting ctc-vs-lfmmi fine-tune cuda-report test-gpu gpu-pack gpu-report clean docs mini-librispeech
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -69,6 +69,9 @@ docs: $(STAMP)  ## the documentation as a site, in build/site
 test: $(STAMP)  ## the tests that every change has to pass: a few minutes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -q --ignore tests/slow --ignore tests/gpu $(ARGS)
 
+test-library: $(STAMP)  ## the library's tests in a copy without fsachain/asr, the recipes and their tests
+	@$(BIN)/python -m tools.library -n $(TEST_WORKERS) --dist worksteal $(ARGS)
+
 test-all: $(STAMP) $(TRAINERS)/.installed  ## everything else: sanitizers, emulated kernels, fuzz, kills, recipes, browsers, many processes
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -q tests/slow tests/gpu $(ARGS)
 
@@ -78,11 +81,11 @@ $(ORACLE)/.installed:
 	@touch $@
 
 test-kaldi: $(STAMP) $(ORACLE)/.installed  ## compare graphs with Kaldi's own code, in an environment of its own
-	@OMP_NUM_THREADS=1 FSACHAIN_KALDI_PYTHON=$(CURDIR)/$(ORACLE)/bin/python $(BIN)/python -m pytest -q tests/test_kaldi_oracle.py $(ARGS)
+	@OMP_NUM_THREADS=1 FSACHAIN_KALDI_PYTHON=$(CURDIR)/$(ORACLE)/bin/python $(BIN)/python -m pytest -q tests/asr/test_kaldi_oracle.py $(ARGS)
 	@$(BIN)/python -m tools.golden.graphs
 
 test-kills: $(STAMP)  ## kill a training at every point where it touches a file, and at random times: two minutes
-	@OMP_NUM_THREADS=1 FSACHAIN_KILLS=all $(BIN)/python -m pytest -q tests/slow/test_kills.py $(ARGS)
+	@OMP_NUM_THREADS=1 FSACHAIN_KILLS=all $(BIN)/python -m pytest -q tests/slow/asr/test_kills.py $(ARGS)
 
 $(ATHERIS)/.installed:
 	@$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps --target $(ATHERIS) $(ATHERIS_PACKAGE)
@@ -118,7 +121,7 @@ check: $(STAMP)  ## format, lint, types and layers
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_layers.py
+	@$(BIN)/python -m pytest -q tests/asr/test_layers.py
 
 size:  ## lines, files and depth of imports by folder
 	@$(PYTHON) -m tools.size

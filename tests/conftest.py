@@ -1,4 +1,7 @@
-"""Fixtures that all tests share, and hypothesis profiles: fixed seeds, failures printed so that they can be replayed."""
+"""Fixtures that all tests share, and hypothesis profiles: fixed seeds, failures printed so that they can be replayed.
+
+Nothing here needs the application: `make test-library` runs these tests without it. Its fixtures are in asr/conftest.py.
+"""
 
 import os
 import re
@@ -7,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_fixtures import built, fsachain, recorded, serve, stages, trained  # noqa: F401
 from hypothesis import HealthCheck, settings
 
 _COMMON = {"derandomize": True, "print_blob": True, "deadline": None, "database": None}

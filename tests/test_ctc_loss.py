@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from conftest import SHARED
 from ctc_inputs import CtcBatch, batches, losses_and_gradient, random_batch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +26,7 @@ from fsachain import (
     total_log_prob,
 )
 from fsachain.loss.arguments import NormalizationWarning
+from tools import SHARED
 
 TOPOLOGIES = ["standard", "compact", "selfless", "minimal"]
 BACKENDS = ["cpu", "reference"]

@@ -1,7 +1,6 @@
 """Sums over paths on a device that the host stands for, and what the host plans for it; tests/slow has all kernels."""
 
 import pickle
-import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import product
@@ -12,7 +11,6 @@ import tolerances
 import torch
 from device_arrays import assert_same_bits, macros, on_device, sums_on
 from random_graphs import connected_graph, left_to_right_graph, twin_graph
-from toy_training import corpus, lfmmi_trainer
 
 from fsachain import DenominatorGraph, TableBatch, compile_table, kernels, total_log_prob
 from fsachain.backends.cuda import backend as cuda
@@ -382,25 +380,3 @@ def test_every_text_compiles_for_one_generation_of_gpus():
     assert set(texts) == {name for name in kernels.names() if name.endswith(".cu")}
     entries = cuda_compile.compile_kernels(list(texts.values()), 90)
     assert not [entry for entry in entries if entry.spill_bytes]
-
-
-@needs_compiler
-def test_a_training_lays_numerators_out_by_the_thread_that_is_ahead_of_it(tmp_path, monkeypatch):
-    """Each once in two epochs; the call itself finds them laid out, and the loss is that of a CPU."""
-    by = []
-    real = cuda_launch.lay_out
-
-    def noted(tables, division):
-        by.extend([threading.current_thread().name] * len(tables))
-        return real(tables, division)
-
-    monkeypatch.setattr(cuda_launch, "lay_out", noted)
-    examples, numerators = corpus(6)
-    settings = {"num_epochs": 2, "batch_size": 4, "checkpoint_every": 0}
-    expected = lfmmi_trainer(tmp_path / "cpu", numerators, **settings).fit(examples)
-    examples, numerators = corpus(6)
-    with pretended(multiprocessors=2) as device:
-        found = lfmmi_trainer(tmp_path / "gpu", numerators, **settings).fit(examples)
-    assert [name.startswith("fsachain-prefetch") for name in by] == [True] * 6 and device.launches
-    for ours, theirs in zip(found.epochs, expected.epochs, strict=True):
-        assert ours["train"]["objf"] == pytest.approx(theirs["train"]["objf"], abs=tolerances.OBJF_PER_FRAME)

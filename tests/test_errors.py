@@ -35,8 +35,6 @@ from fsachain import (
     rnnt_loss,
     total_log_prob,
 )
-from fsachain.asr.data.audio import Perturbation
-from fsachain.asr.nn import TdnnfConfig
 from fsachain.errors import require
 from fsachain.graph.decoding import Weights
 
@@ -298,8 +296,6 @@ NUMBERS = {
     "edge_silence": lambda value: lm_phones([["a"]], LEXICON, edge_silence=value),
     "silence_prob": lambda value: Lexicon.from_entries([("a", 1.0, ["k"])], silence_prob=value),
     "ngram_order": lambda value: estimate_phone_lm([[1]], ngram_order=value),
-    "speed": lambda value: Perturbation(speed=value),
-    "dropout": lambda value: TdnnfConfig(num_features=8, num_pdfs=4, dropout=value),
 }
 
 

@@ -1,15 +1,14 @@
 """The public names of `fsachain`, each imported on first use."""
 
 import ast
-import importlib
 import inspect
-import re
 from pathlib import Path
 
 import docs_inputs
 import numpy as np
 import pytest
 import torch
+from attribute_docs import undocumented_attributes
 from loss_calls import BATCH, FRAMES, LFMMI, LOSSES, SCORES, TARGETS
 from random_graphs import connected_graph, left_to_right_graph
 from refusals import refuses
@@ -19,8 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fsachain
-from fsachain import DenominatorGraph, Fsa, LFMMILoss, TableBatch, do_rnnt_pruning, total_log_prob
-from fsachain.errors import brief
+from fsachain import DenominatorGraph, LFMMILoss, TableBatch, do_rnnt_pruning, total_log_prob
 from fsachain.loss.autograd import _placed_there
 from fsachain.loss.pruned import check_simple
 from tools.cuda_on_host import pretended
@@ -33,37 +31,30 @@ def test_type_checkers_see_the_same_names_in_the_same_modules():
     assert all(alias.asname == alias.name for node in imports for alias in node.names)
 
 
-def test_every_public_name_is_there_and_documented_and_no_other_listed():
+def test_every_public_name_is_listed():
     assert dir(fsachain) == sorted([*fsachain.__all__, "__version__"])
-    assert [name for name in fsachain.__all__ if not getattr(fsachain, name).__doc__] == []
+
+
+def test_every_name_of_the_library_is_documented():
+    """The application's names: asr/test_public_names.py."""
+    library = [name for name, home in fsachain._HOME_OF.items() if ".asr." not in home]
+    assert len(library) > 80
+    assert [name for name in library if not getattr(fsachain, name).__doc__] == []
 
 
 def test_an_unknown_name_is_an_attribute_error():
     refuses(AttributeError, "module 'fsachain' has no attribute 'forward'", getattr, fsachain, "forward")
 
 
-def test_a_notebook_draws_what_came_from_the_package():
-    pytest.importorskip("pygraphviz")
-    fsa = Fsa(2, [0], [1], [0], [0.0], [-float("inf"), 0.0])
-    assert fsa._repr_svg_().startswith("<svg")
+def library_classes():
+    values = [getattr(fsachain, name) for name, home in fsachain._HOME_OF.items() if ".asr." not in home]
+    return [value for value in values if inspect.isclass(value)]
 
 
-PUBLIC = ("fsachain", "fsachain.asr.data", "fsachain.asr.nn", "fsachain.asr.plot")
-
-
-@pytest.mark.parametrize("package", PUBLIC)
-def test_every_attribute_is_in_the_docstring_of_its_class(package):
-    """Fields, and what methods set; of the classes that a public one is made of, too."""
-    module = importlib.import_module(package)
-    for kind in filter(inspect.isclass, (getattr(module, name) for name in module.__all__)):
-        if issubclass(kind, Exception):
-            continue
-        own = [base for base in kind.__mro__ if base.__module__.startswith("fsachain.")]
-        text = "\n".join(base.__doc__ or "" for base in own)
-        source = "\n".join(map(inspect.getsource, own))
-        found = re.findall(r"^    ([a-z]\w*): (?!ClassVar)", source, re.MULTILINE)
-        found += re.findall(r"self\.([a-z]\w*)(?:, self\.\w+)*(?:: [^=\n]+)? = ", source)
-        assert [name for name in found if not re.search(rf"\b{name}\b", text)] == [], kind
+def test_every_attribute_is_in_the_docstring_of_its_class():
+    assert len(library_classes()) > 30
+    for kind in library_classes():
+        assert undocumented_attributes(kind) == [], kind
 
 
 def test_records_and_graphs_of_many_sequences_print_as_one_line(tmp_path):
@@ -88,10 +79,7 @@ def test_records_and_graphs_of_many_sequences_print_as_one_line(tmp_path):
     assert "objf=" in repr(shown[-5]) and "num_log_prob=float64 [200]" in repr(shown[-5])
 
 
-def test_what_is_many_is_counted_and_what_is_one_number_shown():
-    batch = fsachain.asr.data.Batch(("a", "b", "c", "d"), (), (), torch.zeros(4, 2, 3), torch.tensor(1.5))
-    expected = "Batch(ids=('a', 'b', 'c', ... 4 in all), speakers=(), words=(), features=float32 [4, 2, 3], lengths=1.5"
-    assert brief(batch) == f"{expected}, windows=None, views=1)"
+def test_a_record_of_many_values_shows_their_shapes():
     path = fsachain.BestPath(np.zeros(2), [np.zeros(3, np.int32)] * 2, [], [])
     assert repr(path) == "BestPath(score=float64 [2], pdfs=[int32 [3], int32 [3]], states=[], arcs=[])"
 

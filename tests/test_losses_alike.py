@@ -4,7 +4,6 @@ import inspect
 import math
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from loss_calls import BATCH, COUNTS, FRAMES, LOSSES, SCORES, TARGETS, joiner, logits
@@ -399,14 +398,3 @@ def test_a_profile_names_a_loss_without_a_gradient():
         ctc_loss(SCORES.transpose(0, 1), TARGETS, FRAMES, COUNTS, inputs="logits")
         fsachain.total_log_prob(BATCH, SCORES, FRAMES)
     assert {"fsachain::ctc", "fsachain::log_prob"} <= {event.key for event in seen.key_averages()}
-
-
-def test_a_graph_of_its_own_module_is_drawn(monkeypatch):
-    """Whether or not a name of the package itself was used before."""
-    from fsachain.fsa import Fsa
-
-    fsa = Fsa(2, [0], [1], [0], [0.0], [-np.inf, 0.0])
-    monkeypatch.setattr("fsachain.asr.plot.graph.graph_svg", lambda graph: f"<svg {graph.num_arcs}")
-    assert fsa._repr_svg_() == "<svg 1"
-    monkeypatch.setattr("fsachain.fsa._PICTURES", "fsachain.asr.plot.nothing_here")
-    assert fsa._repr_svg_() is None

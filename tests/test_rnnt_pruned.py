@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from conftest import SHARED
 from rnnt_inputs import BLANK, TYPES, close, close_with_gradients, losses_by_loops, make_logits, make_targets
 
 from fsachain import (
@@ -18,6 +17,7 @@ from fsachain import (
     rnnt_loss_smoothed,
 )
 from fsachain.loss.pruned import exact_product
+from tools import SHARED
 
 PEERS = SHARED / "golden" / "peers"
 golden = pytest.mark.skipif(not PEERS.is_dir(), reason="no ../shared")

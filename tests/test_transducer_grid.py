@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tolerances
 import torch
-from conftest import SHARED
 from hypothesis import given
 from hypothesis import strategies as st
 from random_grids import TOPOLOGIES, enumerate_grid, make_grids
@@ -27,6 +26,7 @@ from fsachain.backends.cpu import grid as grid_cpu
 from fsachain.backends.reference import grid as reference_grid
 from fsachain.grid import BLANK as BLANK_ARC
 from fsachain.grid import GridArc, GridBatch, dense_boxes, grid_sizes
+from tools import SHARED
 
 of_every_topology = pytest.mark.parametrize("topology", TOPOLOGIES)
 

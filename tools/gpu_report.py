@@ -136,7 +136,7 @@ class Report:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._end = folder, time.monotonic() + seconds
         paths = [
-            *(str(ROOT / folder) for folder in (".", "tests", "tests/gpu")),
+            *(str(ROOT / folder) for folder in (".", "tests", "tests/asr", "tests/gpu")),
             os.environ.get("PYTHONPATH"),
         ]
         self._environment = {

@@ -23,8 +23,8 @@ import numpy as np
 from fsachain.asr.train.reporting import Progress
 from fsachain.backends.cuda import backend as cuda
 from fsachain.batch import TableBatch
+from tests.asr.toy_training import NUM_PDFS, any_pdf, corpus, lfmmi_trainer, one_pdf_table
 from tests.device_arrays import on_device
-from tests.toy_training import NUM_PDFS, any_pdf, corpus, lfmmi_trainer, one_pdf_table
 from tools import parser_of
 from tools.cuda_on_host import HostDevice, skip_reason
 

@@ -42,8 +42,8 @@ LIBRARY = (
     *LOSSES,
     "test_platforms",
     *("test_arcs_and_states", "test_backends_agree", "test_context_tree", "test_ctc_graph", "test_ctc_lanes"),
-    *("test_ctc_loss", "test_denominator_graph", "test_every_loss", "test_expand", "test_first_steps"),
-    *("test_forced_align", "test_forgiving_losses", "test_fsa", "test_grammar", "test_graphs_at_hand"),
+    *("test_ctc_loss", "test_denominator_graph", "test_every_loss", "test_expand", "asr/test_first_steps"),
+    *("asr/test_forced_align", "test_forgiving_losses", "test_fsa", "test_grammar", "test_graphs_at_hand"),
     *("test_invariants", "test_jit", "test_lexicon", "test_loss", "test_mbr", "test_memory_budget"),
     *(
         "test_numerator_graph",

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fsachain.asr.nn.tdnnf import Tdnnf, TdnnfConfig
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
 from fsachain.denominator import DenominatorGraph
@@ -289,6 +288,8 @@ def steps(
         shape: of the scores [N, T, P]; the features have three times as many frames.
         widths: channels and bottleneck.
     """
+    from fsachain.asr.nn.tdnnf import Tdnnf, TdnnfConfig  # the other cases need the library alone
+
     (size, frames, pdfs), (channels, bottleneck) = shape, widths
     torch.manual_seed(1)
     config = TdnnfConfig(

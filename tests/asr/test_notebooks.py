@@ -17,7 +17,7 @@ from fsachain.asr.plot import plot_graph
 from fsachain.graph.numerator import made_with
 from fsachain.notebook import MOST_ROWS, html_table
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 MOST_CHARACTERS = 1500  # of a repr: a dozen lines of a terminal
 MOST_HTML = 200_000
 

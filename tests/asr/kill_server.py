@@ -42,7 +42,7 @@ class Server:
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
-            cwd=Path(__file__).resolve().parents[1],
+            cwd=Path(__file__).resolve().parents[2],
         )
 
     def run(self, work, folder, **fault):

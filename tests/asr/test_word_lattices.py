@@ -11,6 +11,10 @@ pywrapfst = pytest.importorskip("pywrapfst", reason="the extra 'graph' is not in
 for module in ("kaldi_decoder", "kaldifst", "kaldilm", "kaldialign"):
     pytest.importorskip(module, reason="the extra 'recipes' is not installed")
 
+import tolerances
+from graph_paths import linear
+from test_rescore import ARPA, WIDE, scores_of
+
 from fsachain import ContextTree, Lexicon, Topology
 from fsachain.asr.decode.decoder import Decoder, DecoderConfig, lattices
 from fsachain.asr.decode.lattices import WordLattice, best_words, write_kaldi_lattices, write_openfst_lattices
@@ -24,9 +28,6 @@ from fsachain.graph.grammar import grammar_from_arpa
 from fsachain.graph.open_vocabulary import WordIds
 from fsachain.openfst import Transducer
 from fsachain.stream import open_file
-from tests import tolerances
-from tests.graph_paths import linear
-from tests.test_rescore import ARPA, WIDE, scores_of
 
 POINTS = [(0.5, 0.0), (1.0, -2.0), (1.7, 0.8), (0.0, 0.4)]
 

@@ -11,13 +11,13 @@ import kaldi_bytes as kb
 import numpy as np
 import pytest
 import tolerances
-from conftest import SHARED
 from refusals import refuses
 
 from fsachain.asr.kaldi.archive import read_table
 from fsachain.asr.kaldi.examples import LoggedObjective, read_objective
 from fsachain.asr.kaldi.values import read_matrix, write_matrices
 from fsachain.errors import DataError
+from tools import SHARED
 from tools.golden import graphs, kaldi, peers
 from tools.golden.rows import compare
 

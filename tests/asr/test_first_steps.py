@@ -9,7 +9,7 @@ import numpy as np
 import soundfile
 import tolerances
 
-SCRIPT = Path(__file__).resolve().parent.parent / "recipes" / "wav_to_wer.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "recipes" / "wav_to_wer.py"
 RATE = 8000
 WORDS = {"low": ("A", "B"), "high": ("C", "D"), "mid": ("E", "A")}
 TONES = {"A": 400, "B": 900, "C": 1700, "D": 2600, "E": 3400}  # Hz
@@ -57,7 +57,7 @@ def test_from_recordings_to_a_low_word_error_rate(tmp_path, monkeypatch, capsys)
 # The README's first program is run as it is printed there.
 
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 def test_quick_start_runs_and_prints_what_it_says(capsys):

@@ -21,7 +21,7 @@ from cli_fixtures import run_command
 from fsachain.asr.cli.app import COMMANDS, app
 from fsachain.asr.decode.wer import read_text
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
 TUTORIAL = DOCS / "tutorial.md"  # which has commands between its programs: a test of its own runs both
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

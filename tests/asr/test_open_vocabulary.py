@@ -12,6 +12,9 @@ pywrapfst = pytest.importorskip("pywrapfst", reason="the extra 'graph' is not in
 for module in ("kaldi_decoder", "kaldifst", "kaldilm"):
     pytest.importorskip(module, reason="the extra 'recipes' is not installed")
 
+import tolerances
+from test_rescore import WIDE, scores_of
+
 from fsachain import ContextTree, Lexicon, Topology
 from fsachain.asr.decode.decoder import Decoder, lattices
 from fsachain.asr.decode.lattices import best_words
@@ -22,8 +25,6 @@ from fsachain.graph.lexicon import Pronunciation
 from fsachain.graph.numerator import build_numerator
 from fsachain.graph.open_vocabulary import open_grammar, spelling_model, spelt_out, words_and_pieces
 from fsachain.openfst import Transducer
-from tests import tolerances
-from tests.test_rescore import WIDE, scores_of
 
 FRAMES = 4
 LEXICON = Lexicon.characters(["ab b aab"], silence_prob=0.3)

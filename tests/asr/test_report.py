@@ -14,6 +14,7 @@ from pathlib import Path
 import html5lib
 import numpy as np
 import pytest
+import report_inputs
 import soundfile
 from cli_fixtures import run_command
 from hypothesis import example, given, settings
@@ -25,7 +26,6 @@ from fsachain.asr.report.collect import Layout, add_times, choose, clip, collect
 from fsachain.asr.report.page import NOTHING, all_tables, render, state, write_report
 from fsachain.asr.train.log import JsonLinesLog, read_log
 from fsachain.errors import ConfigError, DataError
-from tests import report_inputs
 
 DRAWN = "svg metadata defs style g path use clipPath rect pattern rdf cc dc image text tspan"
 SECTIONS = ("errors", "utterances", "training", "graphs", "data", "stages", "run")

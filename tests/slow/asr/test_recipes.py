@@ -29,7 +29,7 @@ from recipes.pipeline.corpus import prepare_data_dirs, read_data_dirs, write_dat
 from recipes.pipeline.main import DONE, run_recipe
 from recipes.weak_transcripts import run as compare_ways
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def changes(*options):

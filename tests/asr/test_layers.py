@@ -8,7 +8,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "fsachain"
 
 # From the bottom up. A single module of the package's top folder is "core" unless it is named here.

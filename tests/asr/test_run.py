@@ -316,7 +316,7 @@ def test_missing_input_is_named(fsachain, exp, inputs):
 # What a person sees of long work: lines where there is no terminal, one display of bars where there is one.
 
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fsachain.asr.train.config import load_yaml
 from fsachain.errors import ConfigError
 from fsachain.graph.topology import Topology
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def sized(experiment):

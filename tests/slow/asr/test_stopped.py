@@ -15,7 +15,7 @@ from fsachain.asr.cli import EXIT_STOPPED
 from fsachain.asr.train.checkpoint import Checkpoint, list_checkpoints, load_tensors
 from fsachain.asr.train.log import read_log
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PATIENCE = 240.0  # seconds that a process may take, on a machine that does other things too
 SECONDS = 1  # that each of five recordings takes to be read, one after the other
 CONFIG = (

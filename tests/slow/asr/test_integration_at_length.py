@@ -8,13 +8,13 @@ import sys
 
 import pytest
 import torch
-from conftest import REPOSITORY
 from loss_inputs import LENGTHS, SIZE, WIDTH, make_denominator, make_graphs, make_loss, make_output
 from test_integration import needs_fork, run_program, step
 from tolerances import FEW_FLOAT32_TERMS
 from torch.utils.data import DataLoader, Dataset
 
 from fsachain import TableBatch, forward_backward
+from tools import ROOT
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's default compiler needs g++")
@@ -95,6 +95,7 @@ def test_dataloader_workers_compute_what_the_main_process_does(method, use_threa
 
 LONG_ALIGNMENT = """
 import sys
+sys.path[:0] = ["tests", "tests/asr"]
 import numpy as np
 from test_long_alignment import numerator_of, spoken, tree_of
 from fsachain.asr.decode.align import LongAligner
@@ -122,8 +123,8 @@ print(align(2), align(20))
 
 def test_memory_of_an_alignment_does_not_grow_with_the_recording():
     """Ten times the recording, 24,000 frames of 500 outputs: 48 MB of scores, and a trellis of 260 million steps."""
-    command, place = [sys.executable, "-c", LONG_ALIGNMENT], REPOSITORY / "tests"
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", LONG_ALIGNMENT]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     short, long = map(float, done.stdout.split())
     assert long - short < 24.0  # MB; half of the scores alone

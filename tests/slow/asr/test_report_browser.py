@@ -13,11 +13,12 @@ from threading import Thread
 from typing import Any
 
 import pytest
+import report_inputs
+import tolerances
 from playwright import sync_api as playwright
 
 from fsachain.asr.report.collect import Layout
 from fsachain.asr.report.page import write_report
-from tests import report_inputs, tolerances
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chromium-headless-shell")
 WIDTHS = {"phone": 390, "desktop": 1280}

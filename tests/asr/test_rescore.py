@@ -5,8 +5,11 @@ import math
 
 import numpy as np
 import pytest
+import tolerances
+from graph_paths import grammar_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_grammar import parse_arpa, sentence_log_prob
 
 from fsachain import ContextTree, Lexicon, Topology
 from fsachain.asr.decode.decoder import Decoder, DecoderConfig
@@ -20,9 +23,6 @@ from fsachain.asr.decode.rescore import (
 from fsachain.errors import ConfigError
 from fsachain.graph.decoding import Weights, build_decoding_graph
 from fsachain.graph.grammar import NgramScores, estimate_arpa, grammar_from_arpa, word_loop
-from tests import tolerances
-from tests.graph_paths import grammar_cost
-from tests.test_grammar import parse_arpa, sentence_log_prob
 
 WIDE = DecoderConfig(beam=1000.0, lattice_beam=1000.0, max_active=10**6, first_beam=1000.0)
 # A trigram with every kind of back-off: seen, backed off once and twice, and an end that is unseen after "da".

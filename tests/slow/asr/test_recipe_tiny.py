@@ -22,7 +22,7 @@ from fsachain.graph.supervision import load_chunks
 from recipes.demo.prepare import prepare
 from recipes.pipeline.main import DONE, run_recipe
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 STRINGS = {"train": 5, "dev": 2, "test": 1}
 OPTIONS = [
     "--workers=1", "--set=network.channels=48", "--set=network.bottleneck=24", "--set=network.prefinal=48",

@@ -14,7 +14,7 @@ from fsachain.asr.cli.app import COMMANDS, app
 from fsachain.asr.cli.config import BUILT_IN, NETWORKS, Experiment
 from fsachain.errors import counted
 
-ROOT = Path(__file__).resolve().parent.parent / "fsachain"
+ROOT = Path(__file__).resolve().parents[2] / "fsachain"
 COMMAND = re.compile(r"fsachain ((?:(?:kaldi|plot) )?[a-z][a-z-]+)((?: [^`]*)?)")
 OPTION = re.compile(r"(?<![\w-])--([a-z][a-z-]+)")
 PLACE = re.compile(

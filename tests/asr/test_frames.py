@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import soundfile
+from tolerances import FEW_FLOAT32_TERMS
 
 from fsachain.asr.data.audio import Perturbation
 from fsachain.asr.data.augment import AugmentConfig, augment
@@ -23,7 +24,6 @@ from fsachain.asr.data.utterance import Utterance
 from fsachain.asr.kaldi.values import write_matrices
 from fsachain.asr.train.config import to_compare, to_dict
 from fsachain.errors import ConfigError, DataError
-from tests.tolerances import FEW_FLOAT32_TERMS
 
 CONTEXTS = [(2, (0, 0)), (0, (1, 2)), (2, (2, 1)), (1, (0, 3)), (3, (1, 0))]
 

@@ -222,7 +222,7 @@ def test_a_killed_run_of_many_numerators_goes_on_with_what_is_missing(fsachain, 
     (built / "data/wav.scp").write_text("".join(f"{n} absent.wav\n" for n in names))
     arguments = ["num-tables", built / "data", built / "tables", "--lang", built / "lang", "--shard-size", 20]
     command = [sys.executable, "-c", "from fsachain.asr.cli import main; main()", *map(str, arguments)]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+    process = subprocess.Popen(command, cwd=Path(__file__).parents[3])
     try:
         while not list((built / "tables").glob("*.tables")) and process.poll() is None:
             time.sleep(0.01)

@@ -18,7 +18,7 @@ from recipes.mini_librispeech import download
 from recipes.mini_librispeech.prepare import prepare
 from recipes.pipeline.main import DONE, run_recipe
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SPEAKERS = {"jackson": "19", "lucas": "26", "nicolas": "27", "theo": "32", "yweweler": "39"}
 UTTERANCES = {"train-clean-5": 8, "dev-clean-2": 2}
 OPTIONS = [

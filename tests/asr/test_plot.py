@@ -48,7 +48,7 @@ from fsachain.asr.plot.graph import ROW_WIDTH, THINNEST, WIDEST, lay_out
 from fsachain.asr.plot.occupancy import MARKED
 from fsachain.graph.numerator import build_numerator
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def image(axes):
@@ -227,7 +227,7 @@ def test_hostile_names_are_no_markup_and_no_formula():
 
 def test_settings_of_matplotlib_stay_and_neither_pyplot_nor_torch_is_loaded():
     code = (
-        "import sys; sys.path.insert(0, 'tests'); from matplotlib import rcParams\n"
+        "import sys; sys.path[:0] = ['tests', 'tests/asr']; from matplotlib import rcParams\n"
         "settings = lambda: [(name, rcParams[name]) for name in rcParams if name != 'backend']\n"  # it loads pyplot
         "before = settings()\n"
         "from plot_inputs import every_figure; from fsachain.asr.plot import figure_png\n"

@@ -315,7 +315,7 @@ def test_ctrl_c_while_a_command_is_imported_says_so_too(fsachain, monkeypatch):
 
 
 def test_readme_lists_every_extra_that_a_message_names():
-    root = Path(__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     text = "".join(path.read_text() for path in (root / "fsachain").rglob("*.py"))
     install = (root / "README.md").read_text().partition("## Install")[2].partition("\n## ")[0]
     extras = set(re.findall(r'extra="([\w-]+)"', text))

@@ -7,13 +7,13 @@ import html5lib
 import pytest
 from mkdocs import config as mkdocs_config
 from mkdocs.commands.build import build
+from test_report_browser import browser
 
-from tests.slow.test_report_browser import browser
 from tools.docs_site import pages_outside, place_of
 
 __all__ = ["browser"]  # a fixture: Chromium without a window, where there is one
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 NAMESPACE = "{http://www.w3.org/1999/xhtml}"
 # What a browser fetches by itself; links that a reader follows may lead elsewhere.
 FETCHED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src", "object": "data"}
