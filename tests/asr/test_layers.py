@@ -15,6 +15,8 @@ PACKAGE = ROOT / "fsachain"
 LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"kernels", "errors", "moved"}), frozenset({"core"}), frozenset({"graph", "backends"}),
     frozenset({"loss"}),
+    # Losses in the shape that other toolkits call.
+    frozenset({"integrations"}),
     # The application. `__main__` belongs to it: it is the command.
     frozenset({"asr", "asr.kaldi"}), frozenset({"asr.nn", "asr.data"}), frozenset({"asr.train", "asr.decode", "asr.plot"}),
     frozenset({"asr.report", "asr.pipeline"}), frozenset({"asr.cli"}), frozenset({"__main__"}),
@@ -25,7 +27,17 @@ NUMERICAL = frozenset({"numpy", "scipy"})
 THIRD_PARTY = dict.fromkeys(("kernels", "errors", "moved", "asr", "__main__"), frozenset())
 THIRD_PARTY |= dict.fromkeys(("core", "graph", "asr.kaldi"), NUMERICAL)
 THIRD_PARTY |= dict.fromkeys(
-    ("loss", "asr.nn", "asr.data", "asr.train", "asr.decode", "asr.plot", "asr.report", "asr.pipeline"),
+    (
+        "loss",
+        "integrations",
+        "asr.nn",
+        "asr.data",
+        "asr.train",
+        "asr.decode",
+        "asr.plot",
+        "asr.report",
+        "asr.pipeline",
+    ),
     NUMERICAL | {"torch"},
 )
 THIRD_PARTY |= {"backends": NUMERICAL | {"numba", "llvmlite"}}  # llvmlite is what numba is made with
