@@ -15,7 +15,9 @@ PIP_FLAGS := --quiet --disable-pip-version-check --no-input
 CUDA ?= cuda13
 # Lightning, accelerate and Hugging Face's Trainer, of which fsachain needs none.
 TRAINERS := build/trainers
-TRAINER_PACKAGES := torch==2.13.0 lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0
+TRAINER_PACKAGES := torch==2.13.0 lightning==2.6.6 accelerate==1.15.0 transformers==5.24.0 HyperPyYAML==1.2.3 sentencepiece==0.2.3 typeguard==4.6.1
+# Toolkits of which the tests use single modules: what they require as a whole would be gigabytes.
+TOOLKITS := speechbrain==1.1.2 espnet==202511 nemo_toolkit==3.0.0
 # Test workers and single-threaded kernels share the cores.
 TEST_WORKERS ?= 2
 CORPUS ?=
@@ -94,10 +96,11 @@ $(ATHERIS)/.installed:
 $(TRAINERS)/.installed: constraints.txt setup.cfg
 	@$(PYTHON) -m venv $(TRAINERS)
 	@PIP_CONSTRAINT=$(CURDIR)/constraints.txt $(TRAINERS)/bin/python -m pip install $(PIP_FLAGS) numpy scipy numba filelock $(TRAINER_PACKAGES)
+	@$(TRAINERS)/bin/python -m pip install $(PIP_FLAGS) --no-deps $(TOOLKITS)
 	@touch $@
 
-test-trainers: $(STAMP) $(TRAINERS)/.installed  ## batches with graphs in Lightning, accelerate and Hugging Face's Trainer
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/slow/test_trainers.py $(ARGS)
+test-trainers: $(STAMP) $(TRAINERS)/.installed  ## batches with graphs in trainers, losses in toolkits: Lightning, accelerate, Hugging Face, NeMo, ESPnet, SpeechBrain
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/slow/test_trainers.py tests/slow/test_integrations.py $(ARGS)
 
 test-versions: $(STAMP)  ## the library's tests with the oldest and the newest versions: ARGS="oldest --suite losses"; 5 GB a row
 	@$(BIN)/python -m tools.versions $(ARGS)

@@ -75,6 +75,9 @@ LATTICE_POSTERIOR = 2e-5  # of a lattice whose float32 scores reach 30, against 
 NETWORK_FLOAT64 = 1e-10  # an utterance alone against the same in a batch
 NETWORK_FLOAT32 = 1e-5
 NETWORK_BFLOAT16 = 0.05  # outputs under autocast, a few layers of 8-bit roundings, relative to the largest
+TOOLKIT_FLOAT32 = (
+    2e-4  # losses of toolkits in float32, and gradients through a small network, of the largest entry
+)
 ORTHONORMAL = 1e-4  # entries of M M^T after convergence, relative to its diagonal
 DELAY_MS = 30.0  # one output frame: how far aligned words may be from where a delay of the audio puts them
 
