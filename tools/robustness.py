@@ -34,6 +34,7 @@ SECONDS = (0.05, 0.1, 1.0, 30.0)
 PLACES = ("before", "behind", "inside")
 SILENCES = {"zeros": 0.0, "noise of 1 LSB": STEP, "noise at -70 dB": 10 ** (-70 / 20)}  # RMS amplitude
 CODEC_RATE = 8000
+SHORTEST_PAUSE = 15  # steps of 10 ms; what is shorter may be the closure of a stop, in the middle of a word
 
 
 def quantised(samples: Samples) -> Samples:
@@ -57,11 +58,11 @@ def pause(samples: Samples, rate: int) -> int:
         return -1
     lengths = edges[1::2] - edges[::2]
     longest = int(np.argmax(lengths))
-    return int(edges[2 * longest] + edges[2 * longest + 1]) // 2 * width if lengths[longest] >= 5 else -1
+    return int(edges[2 * longest] + edges[2 * longest + 1]) // 2 * width if lengths[longest] >= SHORTEST_PAUSE else -1
 
 
 def silence(amplitude: float, seconds: float, place: str) -> Change:
-    """Insert silence; inside, into the longest pause of 50 ms or more, if there is one."""
+    """Insert silence; inside, into the longest pause of 0.15 s or more, if there is one."""
 
     def change(samples: Samples, rate: int, generator: np.random.Generator) -> Samples:
         at = {"before": 0, "behind": len(samples), "inside": pause(samples, rate)}[place]
