@@ -58,7 +58,11 @@ def pause(samples: Samples, rate: int) -> int:
         return -1
     lengths = edges[1::2] - edges[::2]
     longest = int(np.argmax(lengths))
-    return int(edges[2 * longest] + edges[2 * longest + 1]) // 2 * width if lengths[longest] >= SHORTEST_PAUSE else -1
+    return (
+        int(edges[2 * longest] + edges[2 * longest + 1]) // 2 * width
+        if lengths[longest] >= SHORTEST_PAUSE
+        else -1
+    )
 
 
 def silence(amplitude: float, seconds: float, place: str) -> Change:

@@ -312,3 +312,13 @@ def test_utterances_that_name_no_speaker_have_none(tmp_path):
     found = describe_data(data.utterances, [], Lexicon.characters([list(WORDS)]), FeatureConfig())
     assert found.speakers == 0
     assert chosen(found)["cmvn.scope"] == "global"
+
+
+def test_silence_of_any_depth_is_provided_for_where_features_come_from_recordings():
+    options = chosen(summary())
+    assert options["cmvn.counts"] == "speech" and options["augment.silence"] == 30
+    for kind in (CEPSTRA, FILTERS):  # nobody knows the level of such frames
+        assert not {"cmvn.counts", "augment.silence"} & set(
+            chosen(summary(kind=kind, columns=13, sample_rate=0))
+        )
+    assert "augment.silence" not in chosen(summary(), {"augment.silence": 0})
