@@ -519,17 +519,25 @@ def _ranges(px_grad: Tensor, py_grad: Tensor, spans: Tensor, s_range: int) -> Te
     is_modified = px_grad.shape[2] == frames
     s_range = min(s_range, labels + 1)
     ends = beside(spans[:, 2:], px_grad)
-    times = torch.arange(frames, device=px_grad.device)
     kept = py_grad.unfold(1, s_range, 1).sum(dim=3)
     entering = torch.nn.functional.pad(px_grad[:, :, :frames], (0, 0, 1, 0))[:, : kept.shape[1]]
-    begin = (kept - entering).argmax(dim=1)
-    final = (ends[:, :1] - s_range + 1).clamp(min=0)
-    begin = torch.where(times < ends[:, 1:] - 1, begin, final)
-    step = 1 if is_modified else s_range - 1
+    return rising_ranges(kept - entering, ends, s_range, 1 if is_modified else s_range - 1)
+
+
+def rising_ranges(gains: Tensor, ends: Tensor, width: int, step: int) -> Tensor:
+    """[N, T, width]: the first labels with the largest gains [N, S + 2 - width, T] that leave a path.
+
+    Args:
+        ends: [N, 2], s_end and t_end of each sequence; at its last frame the last label is kept.
+        step: by how much the first label may rise from frame to frame.
+    """
+    times = torch.arange(gains.shape[2], device=gains.device)
+    final = (ends[:, :1] - width + 1).clamp(min=0)
+    begin = torch.where(times < ends[:, 1:] - 1, gains.argmax(dim=1), final)
     rise = step * times
     # As steep as allowed: begin[t] is at least what lies ahead less the rise until there.
     slack = _least_ahead(rise - _least_ahead(begin)).clamp(min=0)
-    return (rise - slack).unsqueeze(2) + torch.arange(s_range, device=px_grad.device)
+    return (rise - slack).unsqueeze(2) + torch.arange(width, device=gains.device)
 
 
 def _widened_ranges(px_grad: Tensor, py_grad: Tensor, spans: Tensor, s_range: int) -> Tensor:

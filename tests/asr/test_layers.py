@@ -16,7 +16,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"kernels", "errors", "moved"}), frozenset({"core"}), frozenset({"graph", "backends"}),
     frozenset({"loss"}),
     # Losses in the shape that other toolkits call.
-    frozenset({"integrations"}),
+    frozenset({"integrations", "k2"}),
     # The application. `__main__` belongs to it: it is the command.
     frozenset({"asr", "asr.kaldi"}), frozenset({"asr.nn", "asr.data"}), frozenset({"asr.train", "asr.decode", "asr.plot"}),
     frozenset({"asr.report", "asr.pipeline"}), frozenset({"asr.cli"}), frozenset({"__main__"}),
@@ -30,6 +30,7 @@ THIRD_PARTY |= dict.fromkeys(
     (
         "loss",
         "integrations",
+        "k2",
         "asr.nn",
         "asr.data",
         "asr.train",
