@@ -100,7 +100,7 @@ $(TRAINERS)/.installed: constraints.txt setup.cfg
 	@touch $@
 
 test-trainers: $(STAMP) $(TRAINERS)/.installed  ## batches with graphs in trainers, losses in toolkits: Lightning, accelerate, Hugging Face, NeMo, ESPnet, SpeechBrain
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/slow/test_trainers.py tests/slow/test_integrations.py $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/slow/test_trainers.py tests/slow/test_integrations.py tests/slow/test_two_processes.py $(ARGS)
 
 test-versions: $(STAMP)  ## the library's tests with the oldest and the newest versions: ARGS="oldest --suite losses"; 5 GB a row
 	@$(BIN)/python -m tools.versions $(ARGS)

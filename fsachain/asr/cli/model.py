@@ -29,6 +29,7 @@ from fsachain.asr.data.kaldi_dir import DataDir
 from fsachain.asr.decode.align import FrameTiming
 from fsachain.asr.nn.network import Network, TakenWeights, num_parameters, take_weights
 from fsachain.asr.nn.word_network import MARKS, WordNetwork
+from fsachain.asr.pipeline.hub import download, is_address
 from fsachain.asr.train.checkpoint import Tensors, check_header_size, load_tensors, save_tensors
 from fsachain.asr.train.config import to_dict
 from fsachain.errors import ConfigError, DataError, FsachainError, brief, counted, require
@@ -109,13 +110,16 @@ class AcousticModel:
         save_tensors(path, tensors, {"kind": KIND, **header})
 
     @classmethod
-    def load(cls, path: Path, imports: Collection[str] = ()) -> AcousticModel:
-        """Read a model, from its file or the folder of its training. A file by itself imports nothing.
+    def load(cls, path: str | Path, imports: Collection[str] = ()) -> AcousticModel:
+        """Read a model: its file, the folder of its training, or one on the Hugging Face Hub. A file imports nothing.
+
+        `path` may be hf://OWNER/NAME, with @REVISION for a branch, tag or commit: `huggingface_hub` then downloads
+        model.safetensors once.
 
         `imports` are the classes ("package.module:Class") that may be imported and called with the file's options, if its
         network is one of them; see also `permitted_imports`.
         """
-        path = find_model(Path(path))
+        path = download(path, FINAL_MODEL) if is_address(path) else find_model(Path(path))
         try:
             tensors, header = load_tensors(path)
         except DataError as error:

@@ -116,7 +116,8 @@ def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], header: 
     """All or nothing; see `fsachain.files.replacing`."""
     owned = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     text = json.dumps(header)
-    metadata = {"format": FORMAT, "header": text, "checksum": checksum_of(owned, text)}
+    # Programs that read any safetensors file look for the framework under "format".
+    metadata = {"format": "pt", "fsachain": FORMAT, "header": text, "checksum": checksum_of(owned, text)}
     content = require("safetensors.torch", extra="recipes").save(owned, metadata=metadata)
     with replacing(path) as file:
         file.write(content)
@@ -129,7 +130,8 @@ def load_tensors(path: str | Path) -> tuple[Tensors, dict[str, Any]]:
         with safetensors.safe_open(str(path), framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        kind, text = metadata.get("format"), metadata["header"]
+        kind = metadata.get("fsachain", metadata.get("format"))  # the second in files of earlier versions
+        text = metadata["header"]
     except (OSError, KeyError, ValueError, RuntimeError, safetensors.SafetensorError) as error:
         reason = str(error)[:_LONGEST_REASON]
         raise DataError(f"{path}: cannot read the checkpoint: {reason}") from error
