@@ -138,8 +138,8 @@ class RNNTLoss(_Loss):
         """
         super().__init__(blank, reduction, fastemit_lambda, clamp, zero_infinity, backend)
 
-    def _losses(self, *inputs: Any, **options: Any) -> Tensor:
-        return rnnt_loss(*inputs, **options)
+    def _losses(self, acts: Tensor, labels: Any, act_lens: Any, label_lens: Any, **options: Any) -> Tensor:
+        return rnnt_loss(acts, labels, act_lens, label_lens, **options)
 
 
 class TDTLoss(_Loss):
@@ -172,8 +172,8 @@ class TDTLoss(_Loss):
         self.durations = list(durations)
         self.sigma = sigma
 
-    def _losses(self, *inputs: Any, **options: Any) -> Tensor:
-        return tdt_loss(*inputs, self.durations, sigma=self.sigma, **options)
+    def _losses(self, acts: Tensor, labels: Any, act_lens: Any, label_lens: Any, **options: Any) -> Tensor:
+        return tdt_loss(acts, labels, act_lens, label_lens, self.durations, sigma=self.sigma, **options)
 
 
 class MultiblankRNNTLoss(_Loss):
@@ -212,5 +212,7 @@ class MultiblankRNNTLoss(_Loss):
         self.big_blanks = {blank - 1 - place: frames for place, frames in enumerate(durations)}
         self.sigma = sigma
 
-    def _losses(self, *inputs: Any, **options: Any) -> Tensor:
-        return multi_blank_loss(*inputs, self.big_blanks, sigma=self.sigma, **options)
+    def _losses(self, acts: Tensor, labels: Any, act_lens: Any, label_lens: Any, **options: Any) -> Tensor:
+        return multi_blank_loss(
+            acts, labels, act_lens, label_lens, self.big_blanks, sigma=self.sigma, **options
+        )
