@@ -133,7 +133,9 @@ class Lattice(Fsa):
             own = slice(shape.arcs[n], shape.arcs[n + 1])
             columns = np.stack([shape.src[own], shape.dst[own], shape.label[own]])
             tables.append(_table(columns.tobytes(), weights[own].tobytes(), states, dense.scores.shape[2]))
-        is_shared = len(tables) == 1 and len(a_to_b) > 1
+        # Copies of one denominator are summed together, unless each copy has weights of its own to train.
+        is_copied = not graph.requires_grad and all(table is tables[0] for table in tables)
+        is_shared = len(a_to_b) > 1 and (len(tables) == 1 or is_copied)
         batch = TableBatch.share(tables[0], len(a_to_b)) if is_shared else TableBatch.pack(tables)
         is_identity = np.array_equal(a_to_b, np.arange(dense.dim0()))
         scores = dense.scores if is_identity else dense.scores[torch.from_numpy(a_to_b).to(dense.device)]
