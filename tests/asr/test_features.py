@@ -368,3 +368,11 @@ def test_warp_moves_a_peak_by_its_factor():
     assert warp_frequencies(peak, 1.2)[0].argmax() == 24
     assert warp_frequencies(peak, 0.8)[0].argmax() == 16
     np.testing.assert_array_equal(warp_frequencies(peak, 1.0), peak)
+
+
+def test_features_of_lhotse_have_other_edges_and_another_scale_of_samples():
+    extractors = pytest.importorskip("lhotse.features.kaldi.extractors")
+    samples = np.random.default_rng(0).uniform(-0.1, 0.1, 16_000).astype(np.float32)
+    theirs = np.asarray(extractors.Fbank(extractors.FbankConfig(num_filters=80)).extract(samples, 16_000))
+    ours = compute_features(samples, FeatureConfig(sample_rate=16_000, num_mel_bins=80, high_freq=-400.0))
+    np.testing.assert_allclose(ours - 2 * np.log(32768.0), theirs, rtol=0, atol=tolerances.FBANK)
