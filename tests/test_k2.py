@@ -3,6 +3,9 @@
 import itertools
 import math
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -432,6 +435,18 @@ def test_wrong_arcs_and_attributes_are_refused():
         k2.invert(k2.linear_fsa([1]))
     with pytest.raises(AttributeError, match="no attribute 'aux_labels'"):
         _ = k2.linear_fsa([1]).aux_labels
+
+
+def test_programs_that_import_k2_find_its_modules_as_the_page_says():
+    page = (Path(__file__).resolve().parents[1] / "docs" / "integrations" / "k2.md").read_text(
+        encoding="utf-8"
+    )
+    program = page.split("```python\n")[1].split("```")[0]
+    program += "import k2\nimport k2.version\nfrom k2.ragged import cat\nprint(k2.version.__version__, k2.Fsa.__name__)"
+    printed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.split() == [k2.version.__version__, "Fsa"]
 
 
 def test_every_public_name_is_documented():

@@ -3,7 +3,7 @@
 docs/integrations/k2.md has what is here, what differs from k2, and which of k2's own tests pass.
 """
 
-from fsachain.k2 import ragged
+from fsachain.k2 import ragged, version
 from fsachain.k2.algorithms import (
     add_epsilon_self_loops,
     arc_sort,
@@ -120,5 +120,6 @@ __all__ = [
     "to_str_simple",
     "top_sort",
     "trivial_graph",
+    "version",
     "with_cuda",
 ]
