@@ -1,6 +1,6 @@
 """What `test_integrations` runs in the environment of the trainers: losses inside the toolkits that call them.
 
-    python integration_programs.py transformers_ctc|transformers_transducer|transformers_trainer|nemo|espnet|speechbrain
+    python integration_programs.py PROGRAM, where run_PROGRAM is one of the functions below
 
 Models have random weights, so that nothing is downloaded.
 """
@@ -347,9 +347,7 @@ def run_speechbrain():
     """`transducer_loss` with the call of SpeechBrain's own, which needs a GPU, and `ctc_loss` against SpeechBrain's."""
     import inspect
 
-    # SpeechBrain imports torchaudio, whose wheels on PyPI do not load next to a torch without CUDA; no loss uses it.
-    sys.modules["torchaudio"] = ModuleType("torchaudio")
-    sys.modules["torchaudio"].__version__ = "2.11.1"
+    without_torchaudio()
     from speechbrain.nnet import losses
 
     from fsachain.integrations.speechbrain import ctc_loss, transducer_loss
@@ -372,6 +370,50 @@ def run_speechbrain():
         (theirs, their_gradient), (ours, our_gradient) = results
         close(ours, theirs)
         close(our_gradient, their_gradient)
+
+
+def run_speechbrain_k2():
+    """SpeechBrain's own `ctc_k2` and its graphs of a lexicon, by fsachain.k2 in place of k2; without silence it is CTC."""
+    import tempfile
+    from pathlib import Path
+
+    without_torchaudio()
+    from fsachain import k2
+
+    sys.modules["k2"] = k2
+    sys.modules["k2.ragged"] = k2.ragged
+    from speechbrain.integrations.k2_fsa.graph_compiler import CtcGraphCompiler
+    from speechbrain.integrations.k2_fsa.lexicon import Lexicon
+    from speechbrain.integrations.k2_fsa.losses import ctc_k2
+    from speechbrain.integrations.k2_fsa.prepare_lang import prepare_lang
+
+    texts = ["hello world", "world hello", "hello", "world"]
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "lexicon.txt").write_text("hello h e l l o\nworld w o r l d\n<UNK> <unk>")
+        prepare_lang(Path(folder), sil_prob=0)
+        lexicon = Lexicon(Path(folder))
+        compiler = CtcGraphCompiler(lexicon, torch.device("cpu"))
+    ids = [[lexicon.token_table[letter] for letter in text.replace(" ", "")] for text in texts]
+    logits = torch.randn(4, 40, 12, generator=torch.Generator().manual_seed(6)).requires_grad_()
+    log_probs = logits.log_softmax(-1)
+    counts = [len(each) for each in ids]
+    for reduction in ("none", "mean", "sum"):
+        ours = ctc_k2(log_probs, torch.ones(4), compiler, texts, reduction)
+        flat = torch.tensor([label for each in ids for label in each])
+        theirs = torch.nn.functional.ctc_loss(
+            log_probs.transpose(0, 1), flat, [40] * 4, counts, reduction=reduction
+        )
+        close(ours, theirs)
+        gradients_by_logits = [
+            torch.autograd.grad(each.sum(), logits, retain_graph=True)[0] for each in (ours, theirs)
+        ]
+        close(*gradients_by_logits)
+
+
+def without_torchaudio():
+    """SpeechBrain imports torchaudio, whose wheels on PyPI do not load next to a torch without CUDA; no loss uses it."""
+    sys.modules["torchaudio"] = ModuleType("torchaudio")
+    sys.modules["torchaudio"].__version__ = "2.11.1"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,15 @@ PROGRAMS = Path(__file__).with_name("integration_programs.py")
 
 @pytest.mark.parametrize(
     "program",
-    ["transformers_ctc", "transformers_transducer", "transformers_trainer", "nemo", "espnet", "speechbrain"],
+    [
+        "transformers_ctc",
+        "transformers_transducer",
+        "transformers_trainer",
+        "nemo",
+        "espnet",
+        "speechbrain",
+        "speechbrain_k2",
+    ],
 )
 def test_a_toolkit_trains_with_our_losses_and_gets_the_values_of_its_own(program, tmp_path):
     if not PYTHON.exists():
