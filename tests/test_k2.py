@@ -275,6 +275,10 @@ def test_one_graph_serves_all_segments_and_a_map_names_the_segment_of_each():
         k2.DenseFsaVec(SCORES, torch.tensor([[0, 3, 5]]))
     cut = k2.DenseFsaVec(SCORES, torch.tensor([[0, 3, 5]]), allow_truncate=1)
     assert cut.duration.tolist() == [4]
+    pruned = k2.intersect_dense_pruned(topology, vec, 20.0, 8.0, 30, 10000)
+    assert torch.equal(pruned.get_tot_scores(True, True), shared)
+    with pytest.raises(ConfigError, match="allow_partial = True; expected False"):
+        k2.intersect_dense_pruned(topology, vec, 20.0, 8.0, 30, 10000, allow_partial=True)
 
 
 def test_a_delay_penalty_moves_expected_frames_forward():
@@ -339,6 +343,8 @@ def test_terms_of_a_recursion_add_up_and_have_its_gradients():
     parts = k2.joint_mutual_information_recursion(px, py)
     whole = k2.mutual_information_recursion(sum(px), sum(py))
     torch.testing.assert_close(parts.sum(0), whole)
+    again, occupancies = k2.mutual_information_recursion(sum(px), sum(py), None, True)
+    assert torch.equal(again, whole) and [x.shape for x in occupancies] == [px[0].shape, py[0].shape]
     ours = torch.autograd.grad(parts.sum(), [*px, *py])
     theirs = torch.autograd.grad(whole.sum(), [*px, *py])
     torch.testing.assert_close(ours, theirs)

@@ -287,8 +287,17 @@ def intersect_dense_pruned(
     max_active_states: int,
     seqframe_idx_name: str | None = None,
     frame_idx_name: str | None = None,
+    allow_partial: bool = False,
 ) -> Lattice:
-    """Return `intersect_dense`: nothing is pruned in the search, so that search_beam and the limits of states do nothing."""
+    """Return `intersect_dense`: nothing is pruned in the search, so that search_beam and the limits of states do nothing.
+
+    Raises:
+        ConfigError: allow_partial is True; only whole paths are found here.
+    """
+    if allow_partial:
+        raise ConfigError(
+            "allow_partial = True; expected False: only paths to the final state are found here"
+        )
     names = seqframe_idx_name, frame_idx_name
     return intersect_dense(a_fsas, b_fsas, output_beam, 0, 0, None, *names)
 

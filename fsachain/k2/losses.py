@@ -20,14 +20,13 @@ Pair = tuple[Tensor, Tensor]
 
 
 def mutual_information_recursion(
-    px: Tensor, py: Tensor, boundary: Any = None, calc_gradients: bool = False, return_grad: bool = False
+    px: Tensor, py: Tensor, boundary: Any = None, return_grad: bool = False
 ) -> Any:
     """Sum over the monotonic paths of a grid: `fsachain.mutual_information_recursion`, in the type of `px`.
 
     Args:
         px: [B, S, T + 1], or [B, S, T] for modified grids; py: [B, S + 1, T].
         boundary: [B, 4] integers, or None.
-        calc_gradients: ignored; gradients follow autograd.
         return_grad: whether to return (sums, (px_grad, py_grad)).
 
     Returns:
