@@ -314,11 +314,8 @@ def test_utterances_that_name_no_speaker_have_none(tmp_path):
     assert chosen(found)["cmvn.scope"] == "global"
 
 
-def test_silence_of_any_depth_is_provided_for_where_features_come_from_recordings():
-    options = chosen(summary())
-    assert options["cmvn.counts"] == "speech" and options["augment.silence"] == 30
+def test_statistics_are_those_of_speech_if_features_come_from_recordings():
+    assert chosen(summary())["cmvn.counts"] == "speech"
     for kind in (CEPSTRA, FILTERS):  # nobody knows the level of such frames
-        assert not {"cmvn.counts", "augment.silence"} & set(
-            chosen(summary(kind=kind, columns=13, sample_rate=0))
-        )
-    assert "augment.silence" not in chosen(summary(), {"augment.silence": 0})
+        assert "cmvn.counts" not in chosen(summary(kind=kind, columns=13, sample_rate=0))
+    assert "cmvn.counts" not in chosen(summary(), {"cmvn.counts": "signal"})

@@ -430,7 +430,6 @@ def _cmvn(data: DataSummary, options: _Options) -> None:
 def _augmentation(data: DataSummary, options: _Options) -> None:
     if data.kind == RECORDINGS:
         options.choose("perturbation.speeds", [0.9, 1.0, 1.1], "recordings; one is drawn for each epoch")
-        options.choose("augment.silence", 30, "in use, speech begins and ends with silence of any depth")
     if is_predictable(data):
         why = "phones that foretell each other well: a network may be shown less"
         if data.kind == RECORDINGS and data.speakers > 1:
