@@ -4,6 +4,7 @@ The programs of a page run in order, in one namespace and in an empty folder. Wh
 docs_inputs.py. A program that cannot run here has a comment `<!-- not run: why -->` on the line above it.
 """
 
+import ast
 import importlib
 import pydoc
 import re
@@ -74,6 +75,21 @@ def test_every_public_name_is_on_one_page_of_the_api():
     for package in ("fsachain", "fsachain.asr.data", "fsachain.asr.nn", "fsachain.asr.plot"):
         here = [name.rpartition(".")[2] for name in found if name.rpartition(".")[0] == package]
         assert sorted(here) == sorted(importlib.import_module(package).__all__)
+
+
+def test_every_name_that_a_program_imports_is_on_a_page_of_the_api():
+    api = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    documented = set(re.findall(r"^::: (\S+)$", api, re.MULTILINE))
+    short = {name.rpartition(".")[2] for name in documented}
+    missing = set()
+    for page in PAGES:
+        for _, language, text in blocks(page):
+            if language != "python":
+                continue
+            for node in ast.walk(ast.parse(text)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fsachain"):
+                    missing |= {(page.name, alias.name) for alias in node.names if alias.name not in short}
+    assert not missing
 
 
 # The tutorial's commands and programs, in their order, on a few recorded digits: a reader who copies them gets a report.
