@@ -37,6 +37,14 @@ for path in sorted(Path(sys.argv[1], "fsachain").rglob("*.py")):
     import_module(".".join(parts).removesuffix(".__init__"))
 """
 
+# Python runs a module of this name when it starts. .venv has the checkout as an editable package, whose finder would
+# find `fsachain.asr` there.
+START = """
+import sys
+
+sys.meta_path[:] = [finder for finder in sys.meta_path if not getattr(finder, "__module__", "").startswith("__editable__")]
+"""
+
 
 def copy_library(target: Path) -> None:
     """Copy the checkout without the application to `target`.
@@ -64,8 +72,11 @@ def main() -> int:
     shared = PLACE / "shared"  # where the tests look for golden values: next to their checkout
     if SHARED.is_dir() and not shared.exists():
         shared.symlink_to(SHARED, target_is_directory=True)
-    # The copy goes before the checkout, which .venv has installed.
-    environment = os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    start = PLACE / "start"
+    start.mkdir(exist_ok=True)
+    (start / "sitecustomize.py").write_text(START, encoding="utf-8")
+    paths = os.pathsep.join([str(start), str(checkout)])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, "-c", CHECK, str(checkout)], cwd=checkout, env=environment, check=True)
     tests = [sys.executable, "-m", "pytest", "-q", *sys.argv[1:]]
     return subprocess.run(tests, cwd=checkout, env=environment, check=False).returncode
