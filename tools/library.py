@@ -18,7 +18,7 @@ from pathlib import Path
 from tools import ROOT, SHARED
 
 PLACE = ROOT / "build" / "library"
-FOLDERS = ("fsachain", "kernels", "tests", "tools")
+FOLDERS = ("docs", "fsachain", "kernels", "tests", "tools")
 FILES = ("pyproject.toml", "setup.cfg", "constraints.txt", "README.md", "CHANGELOG.md")
 APPLICATION = ("fsachain/asr", "fsachain/__main__.py", "tests/asr", "tests/slow", "tests/gpu")
 # Fails if Python finds the application, or a library other than the copy's.
