@@ -220,7 +220,8 @@ def test_install_gives_the_module_its_name_unless_another_has_it(monkeypatch):
 def test_messages_say_what_came_and_what_is_expected():
     logits, labels, lengths, rows = ctc_batch(0)
     with pytest.raises(
-        ShapeError, match=r"labels has shape \[2, 4\]; expected a row of labels for each of the 3"
+        ShapeError,
+        match=r"labels has shape \[2, 4\]; expected a row of labels for each sequence, as logits has shape \[3, 9, 6\]",
     ):
         CTC()(logits, labels[:2], lengths, 0)
     with pytest.raises(ShapeError, match=r"logits has shape \[9, 6\]; expected \[N, T, C\]"):
@@ -229,7 +230,9 @@ def test_messages_say_what_came_and_what_is_expected():
         CTC()(logits, labels, lengths, 0, "median")
     with pytest.raises(ConfigError, match=r"reduction = 'mean'; expected one of .*frame"):
         LFMMI.from_labels(rows, CLASSES, 0, reduction="mean")
-    with pytest.raises(ConfigError, match="logits have 5 classes; expected the 6 pdfs of the denominator"):
+    with pytest.raises(
+        ConfigError, match="logits have 5 classes; expected one for each pdf of the denominator, 6 in all"
+    ):
         LFMMI.from_labels(rows, CLASSES, 0)(logits[..., :5], labels.clamp(max=4), lengths, 0)
     with pytest.raises(
         ShapeError, match=r"labels\[1\] = 9; expected classes from 0 to 5 other than the blank, 0"

@@ -435,7 +435,7 @@ def test_symbol_tables_go_both_ways(tmp_path):
 def test_wrong_arcs_and_attributes_are_refused():
     with pytest.raises(GraphError, match="expected label -1 on arcs into the last state"):
         k2.Fsa.from_str("0 1 1 0\n1")
-    with pytest.raises(GraphError, match="words has 2 entries; expected one for each of 3 arcs"):
+    with pytest.raises(GraphError, match="words has 2 entries; expected one for each arc, 3 in all"):
         k2.linear_fsa([1, 2]).words = torch.tensor([1, 2])
     with pytest.raises(GraphError, match="expected a transducer"):
         k2.invert(k2.linear_fsa([1]))

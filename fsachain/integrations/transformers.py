@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fsachain.backends.dispatch import BackendName
 from fsachain.denominator import DenominatorGraph
-from fsachain.errors import ConfigError, ShapeError, integer
+from fsachain.errors import ConfigError, ShapeError, counted, integer
 from fsachain.fsa import Fsa
 from fsachain.graph.ctc import CtcTopology
 from fsachain.graph.denominator import ctc_denominator, ctc_numerator
@@ -376,7 +376,8 @@ class LFMMI:
         num_classes = logits.shape[2]
         if num_classes != self.denominator.num_pdfs:
             raise ConfigError(
-                f"logits have {num_classes} classes; expected the {self.denominator.num_pdfs} pdfs of the denominator: "
+                f"logits have {counted(num_classes, 'class')}; expected one for each pdf of the denominator, "
+                f"{self.denominator.num_pdfs} in all: "
                 "build it with vocab_size = model.config.vocab_size"
             )
         graphs = []
@@ -411,8 +412,8 @@ def _check_batch(logits: Tensor, labels: Tensor, ndim: int, name: str) -> None:
         raise ShapeError(f"{name} has shape {list(logits.shape)}; expected {axes}")
     if labels.ndim != 2 or labels.shape[0] != logits.shape[0]:
         raise ShapeError(
-            f"labels has shape {list(labels.shape)}; expected a row of labels for each of the {logits.shape[0]} "
-            f"sequences of {name} {list(logits.shape)}"
+            f"labels has shape {list(labels.shape)}; expected a row of labels for each sequence, "
+            f"as {name} has shape {list(logits.shape)}"
         )
 
 

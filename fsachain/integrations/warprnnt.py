@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fsachain.backends.dispatch import BackendName
-from fsachain.errors import ConfigError
+from fsachain.errors import ConfigError, counted
 from fsachain.integrations.reduction import check_reduction, reduce_losses, without_impossible
 from fsachain.loss.rnnt import rnnt_loss
 from fsachain.loss.variants import multi_blank_loss, tdt_loss
@@ -206,8 +206,8 @@ class MultiblankRNNTLoss(_Loss):
         durations = list(big_blank_durations)
         if len(durations) > blank:
             raise ConfigError(
-                f"big_blank_durations has {len(durations)} entries and blank = {blank}; expected at most {blank}, since "
-                "the big blanks are the classes below the blank"
+                f"big_blank_durations has {counted(len(durations), 'entry')} and blank = {blank}; expected at most {blank}, "
+                "since the big blanks are the classes below the blank"
             )
         self.big_blanks = {blank - 1 - place: frames for place, frames in enumerate(durations)}
         self.sigma = sigma

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fsachain.backends.dispatch import best_path
 from fsachain.batch import TableBatch
-from fsachain.errors import ConfigError, GraphError, ShapeError
+from fsachain.errors import ConfigError, GraphError, ShapeError, counted
 from fsachain.fsa import Fsa as Acceptor
 from fsachain.k2 import paths
 from fsachain.k2.fsa import Fsa, derive
@@ -273,7 +273,7 @@ def intersect_dense(
     segments = np.arange(b_fsas.dim0()) if a_to_b_map is None else a_to_b_map.cpu().numpy().astype(np.int64)
     if count not in (1, len(segments)):
         raise GraphError(
-            f"{count} graphs for {len(segments)} segments; expected one for each, or one for all"
+            f"{counted(count, 'graph')} for {counted(len(segments), 'segment')}; expected one for each, or one for all"
         )
     return Lattice(a_fsas, b_fsas, output_beam, segments, (seqframe_idx_name, frame_idx_name))
 

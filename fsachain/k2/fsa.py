@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fsachain.errors import GraphError
+from fsachain.errors import GraphError, counted
 from fsachain.k2 import ragged
 from fsachain.k2.ragged import RaggedShape, RaggedTensor, index_select
 from fsachain.k2.shape import FINAL, Ints, Shape, sorted_shape, tot_scores
@@ -106,7 +106,7 @@ class Fsa:
             length = value.dim0 if isinstance(value, RaggedTensor) else len(value)
             if length != self.num_arcs:
                 raise GraphError(
-                    f"{name} has {length} entries; expected one for each of {self.num_arcs} arcs"
+                    f"{name} has {counted(length, 'entry')}; expected one for each arc, {self.num_arcs} in all"
                 )
             self._others.pop(name, None)
             self._tensors[name] = value
@@ -277,7 +277,9 @@ class Fsa:
                 score = float(fields[3 + width]) if len(fields) == 4 + width else 0.0
                 rows.append([*map(int, fields[: 3 + width]), -score if openfst else score])
             else:
-                raise GraphError(f"line {line.strip()!r}; expected 2 states, {1 + width} labels and a score")
+                raise GraphError(
+                    f"line {line.strip()!r}; expected 2 states, {counted(1 + width, 'label')} and a score"
+                )
         if openfst:
             last = int(max([row[k] for row in rows for k in (0, 1)] + list(finals), default=-1)) + 1
             rows += [[state, last, *[FINAL] * (1 + width), score] for state, score in finals.items()]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fsachain.errors import ShapeError
+from fsachain.errors import ShapeError, counted
 
 
 class RaggedShape:
@@ -128,7 +128,9 @@ class RaggedTensor:
             self.values = self.values.to(dtype=dtype, device=device)
             self.shape = self.shape.to(self.values.device)
         if len(self.values) != self.shape.numel():
-            raise ShapeError(f"values has {len(self.values)} entries; expected {self.shape.numel()}")
+            raise ShapeError(
+                f"values has {counted(len(self.values), 'entry')}; expected {self.shape.numel()}"
+            )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -293,7 +295,7 @@ def cat(srcs: Sequence[RaggedTensor], axis: int) -> RaggedTensor:
         return RaggedTensor(RaggedShape([split]), torch.cat([src.values for src in srcs]))
     if axis != 1 or len({src.dim0 for src in srcs}) != 1:
         raise ShapeError(
-            f"axis = {axis} of {[src.dim0 for src in srcs]} rows; expected 0, or 1 and equal numbers"
+            f"axis = {axis}, numbers of rows {[src.dim0 for src in srcs]}; expected axis 0, or 1 and equal numbers of rows"
         )
     joined = cat(srcs, 0)
     order = torch.arange(joined.dim0, device=joined.device).view(len(srcs), -1).t().reshape(-1)

@@ -74,7 +74,7 @@ def test_addresses_in_feats_scp_are_tried_from_both_places(corpus, monkeypatch):
     np.testing.assert_array_equal(found, matrix)
     (corpus / "f.ark").unlink()
     refuses(DataError, r"relative paths are tried", utterance_features, first, FeatureConfig())
-    told = rf"feats.scp:1: no such file: tried {data}/{addresses[0]} and {addresses[0]}"
+    told = rf"feats.scp:1: cannot be read: no such file: tried {data}/{addresses[0]} and {addresses[0]}"
     refuses(DataError, told, list, read_archives(data / "feats.scp", read_matrix))
 
 

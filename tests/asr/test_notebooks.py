@@ -178,6 +178,6 @@ def prints_all_of_its_fields(one):
 def test_a_public_class_that_holds_many_things_has_a_short_repr_of_its_own(name, one):
     fields = " ".join(str(kind) for kind in getattr(one, "__annotations__", {}).values())
     # Configurations and states have a few numbers each, which a reader wants to see.
-    is_configuration = one.__name__.endswith(("Config", "Experiment", "HmmState", "Scoring"))
+    is_configuration = one.__name__.endswith(("Config", "Experiment", "HmmState", "Layout", "Scoring"))
     if _HOLDS_MANY.search(fields) and not is_configuration:
         assert not prints_all_of_its_fields(one), f"{name}: {fields}"

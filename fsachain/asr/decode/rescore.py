@@ -193,6 +193,8 @@ class NetworkScores:
     words: Sequence[str]
     share: float = 0.6
 
+    __repr__ = brief
+
     def log_probs(self, sentences: Sequence[Sequence[int]]) -> list[float]:
         spelt = [[self.words[number - 1] for number in ids] for ids in sentences]
         found: list[float] = []

@@ -483,7 +483,7 @@ def read_text(path: str | Path) -> dict[str, tuple[str, ...]]:
     repeated: list[str] = []
     for number, (name, *words) in text_lines(path):
         if name in transcripts:
-            repeated.append(f"{name!r:.80} in line {number}")
+            repeated.append(f"{Path(path).name}:{number}: {name!r:.80}")
         transcripts[name] = tuple(words)
     if repeated:
         raise DataError(
